@@ -1,0 +1,25 @@
+# Each target also works on a fresh machine with Python 3.11, pip, make and gcc.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+# The release that the tests have seen; as an exact pin it can be a CPU build where one is offered.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: demo test check
+demo: .venv/installed
+	$(BIN)/attnres demo
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+check: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -m "not slow and not browser"
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[dev]'
+	touch $@
