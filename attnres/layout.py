@@ -1,0 +1,176 @@
+"""Which sublayer closes a block, and so what every reader sees (arXiv:2603.15031, section 3.2).
+
+Sizes are always in sublayers: a transformer layer is two of them, attention and MLP. The paper and
+FLA count blocks in sublayers, Kimi K3 and Megatron in transformer layers, so no argument here is
+called `block_size`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+SUBLAYERS_PER_LAYER = 2
+COUNTING = 1  # version of how sizes and sources are counted; stored with every checkpoint
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Sublayers in each block, in order of depth.
+
+    Full AttnRes is the layout of blocks of one sublayer. A block may end between the attention and
+    the MLP of a transformer layer, and the last block may be short.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self):
+        for size in self.sizes:
+            _check_count("sublayers in a block", size)
+        if not self.sizes:
+            raise ValueError("a layout needs at least one block, got sizes=()")
+
+    @classmethod
+    def full(cls, n_sublayers: int) -> "BlockLayout":
+        """Every sublayer is a block of its own."""
+        return cls.of(n_sublayers, sublayers_per_block=1)
+
+    @classmethod
+    def of(
+        cls,
+        n_sublayers: int,
+        *,
+        sublayers_per_block: int | None = None,
+        layers_per_block: int | None = None,
+        n_blocks: int | None = None,
+        **unknown: object,
+    ) -> "BlockLayout":
+        """Blocks of a given size, or a given number of blocks; exactly one of the three.
+
+        Args:
+            n_sublayers: residual branches in the model, two a transformer layer.
+            sublayers_per_block: the last block takes what remains; a size beyond the model is one
+                block.
+            layers_per_block: the same in transformer layers of two sublayers.
+            n_blocks: exactly so many blocks; sizes differ by at most one, larger blocks first.
+
+        Raises:
+            ValueError: none or several units, a size that is no positive integer, more blocks than
+                sublayers.
+        """
+        _check_count("n_sublayers", n_sublayers)
+        units = {
+            "sublayers_per_block": sublayers_per_block,
+            "layers_per_block": layers_per_block,
+            "n_blocks": n_blocks,
+        }
+        given = {name: value for name, value in units.items() if value is not None}
+        if len(given) != 1 or unknown:
+            raise ValueError(_unit_message(given | unknown))
+        ((name, value),) = given.items()
+        _check_count(name, value)
+        if name == "n_blocks":
+            return cls(_even_sizes(n_sublayers, value))
+        size = value * SUBLAYERS_PER_LAYER if name == "layers_per_block" else value
+        full_blocks, remainder = divmod(n_sublayers, size)
+        return cls((size,) * full_blocks + (remainder,) * (remainder > 0))
+
+    @property
+    def n_sublayers(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Depth of the sublayer that closes each block."""
+        return tuple(end - 1 for end in accumulate(self.sizes))
+
+    def closes_after(self, depth: int) -> bool:
+        """Whether the sublayer at `depth` completes a block."""
+        self._check_depth(depth, self.n_sublayers - 1)
+        return depth in self.ends
+
+    def n_sources(self, depth: int) -> int:
+        """Sources of the reader before sublayer `depth`; `n_sublayers` is the output read."""
+        self._check_depth(depth, self.n_sublayers)
+        n_closed = sum(end < depth for end in self.ends)
+        begun = depth > 0 and depth - 1 not in self.ends
+        return 1 + n_closed + begun
+
+    def source_names(self, depth: int) -> tuple[str, ...]:
+        """b0 is the embedding, b1, b2, ... the sums of blocks, `partial` the unfinished block."""
+        n_closed = sum(end < depth for end in self.ends)
+        names = [f"b{i}" for i in range(1 + n_closed)]
+        return tuple(names + ["partial"] * (self.n_sources(depth) - len(names)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"unit": "sublayers", "sizes": list(self.sizes), "counting": COUNTING}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "BlockLayout":
+        """The layout that `to_json` wrote; ValueError for another unit or counting version."""
+        if data.get("unit") != "sublayers" or data.get("counting") != COUNTING:
+            raise ValueError(
+                f"a layout counted in sublayers, version {COUNTING}, was expected, got {data}"
+            )
+        return cls(tuple(data["sizes"]))
+
+    def __str__(self) -> str:
+        rows = [("block", "sublayers", "first read", "later reads", "closes after")]
+        start = 0
+        for block, (size, end) in enumerate(zip(self.sizes, self.ends, strict=True), 1):
+            later = _sources_text(self.source_names(start + 1)) if size > 1 else "-"
+            span = f"{start} to {end}" if size > 1 else f"{start}"
+            first = _sources_text(self.source_names(start))
+            rows.append((f"b{block}", span, first, later, f"sublayer {end}"))
+            start = end + 1
+        output = _sources_text(self.source_names(start))
+        rows.append(("output", "-", output, "-", "-"))
+        return "\n".join([*_align(rows), self._summary()])
+
+    def _summary(self) -> str:
+        n = self.n_sublayers
+        return (
+            f"{n} sublayers in {self.n_blocks} blocks; {n} readers with parameters; "
+            f"{self.n_sources(n)} sources at the output read"
+        )
+
+    def _check_depth(self, depth: int, last: int) -> None:
+        if not 0 <= depth <= last:
+            raise ValueError(f"depth must be from 0 to {last}, got {depth}")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _unit_message(given: Mapping[str, object]) -> str:
+    found = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
+    return (
+        "give exactly one of sublayers_per_block (the paper, FLA), layers_per_block (transformer "
+        f"layers of two sublayers: Kimi K3, Megatron) and n_blocks; got {found}"
+    )
+
+
+def _even_sizes(n_sublayers: int, n_blocks: int) -> tuple[int, ...]:
+    if n_blocks > n_sublayers:
+        raise ValueError(f"n_blocks={n_blocks} is more than the model's {n_sublayers} sublayers")
+    size, n_larger = divmod(n_sublayers, n_blocks)
+    return (size + 1,) * n_larger + (size,) * (n_blocks - n_larger)
+
+
+def _sources_text(names: tuple[str, ...]) -> str:
+    blocks = [name for name in names if name != "partial"]
+    text = blocks[0] if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
+    partial = " + partial" if "partial" in names else ""
+    return f"{text}{partial} ({len(names)})"
+
+
+def _align(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
