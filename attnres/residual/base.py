@@ -1,0 +1,59 @@
+"""The contract of a residual method: how sublayers are joined over depth.
+
+    state = residual.start(embed_BTD)
+    for depth, sublayer in enumerate(sublayers):
+        h_BTD, state = residual.read(state, depth)
+        state = residual.write(state, depth, sublayer(h_BTD))
+    logits_BTV = head(norm(residual.finish(state)))
+
+No model names the method it runs. The state is a tensor or a named tuple of tensors, so that it can
+be checkpointed, cut at a pipeline stage and traced; nothing in it is changed in place.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+State = TypeVar("State")
+
+
+class Residual(nn.Module, ABC, Generic[State]):
+    """Abstract; every method is a final class.
+
+    BTD stands for any leading shape and the model width. All tensors of a state have the dtype of
+    the embedding: a sublayer's output is cast to it when it is written.
+    """
+
+    n_sublayers: int
+
+    @abstractmethod
+    def start(self, embed_BTD: Tensor) -> State:
+        """State before the first sublayer."""
+
+    @abstractmethod
+    def read(self, state: State, depth: int) -> tuple[Tensor, State]:
+        """Input of the sublayer at `depth`, BTD, and the state that goes on."""
+
+    @abstractmethod
+    def write(self, state: State, depth: int, out_BTD: Tensor) -> State:
+        """State after the sublayer at `depth`, whose output is `out_BTD`."""
+
+    @abstractmethod
+    def finish(self, state: State) -> Tensor:
+        """Input of the final norm, BTD, after the last sublayer."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Set every parameter to its start value, whatever else has initialised the model."""
+
+    def stream(self, state: State) -> Tensor:
+        """The sum that the last sublayer's output was added to, BTD (optional, for analysis)."""
+        raise NotImplementedError(f"{type(self).__name__} has no running sum")
+
+    def weights(self, state: State, depth: int) -> Tensor:
+        """Weight of each source in the read at `depth`, [S, ...] (optional, for analysis).
+
+        `depth` equal to `n_sublayers` is the output read.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no depth weights")

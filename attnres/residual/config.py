@@ -1,0 +1,66 @@
+"""Residual methods by name, for JSON and the command line."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from attnres.residual.attn_res import AttnResConfig
+from attnres.residual.standard import StandardConfig
+
+ResidualConfig = StandardConfig | AttnResConfig
+RESIDUALS: dict[str, type[ResidualConfig]] = {
+    "standard": StandardConfig,
+    "attn_res": AttnResConfig,
+}
+
+
+def residual_to_json(config: ResidualConfig) -> dict[str, Any]:
+    """{"method": name, ...} with the settings that are set."""
+    (name,) = (name for name, kind in RESIDUALS.items() if type(config) is kind)
+    settings = {key: value for key, value in asdict(config).items() if value is not None}
+    return {"method": name, **settings}
+
+
+def residual_from_json(data: dict[str, Any]) -> ResidualConfig:
+    """The config that `residual_to_json` wrote; ValueError for an unknown method or setting."""
+    settings = dict(data)
+    name = settings.pop("method", None)
+    if name not in RESIDUALS:
+        known = ", ".join(RESIDUALS)
+        raise ValueError(f"no residual method {name!r}; there are: {known}")
+    known = [field.name for field in fields(RESIDUALS[name])]
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(
+                f"residual method {name!r} has no setting {setting!r}; it has: "
+                + (", ".join(known) or "none")
+            )
+    return RESIDUALS[name](**settings)
+
+
+def parse_residual(text: str) -> ResidualConfig:
+    """`standard`, `attn_res` (Full) or `attn_res:n_blocks=8` (settings separated by commas)."""
+    name, _, settings = text.partition(":")
+    data: dict[str, Any] = {"method": name}
+    for setting in filter(None, settings.split(",")):
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"a setting reads name=value, got {setting!r} in {text!r}")
+        data[key] = _number(value, text)
+    return residual_from_json(data)
+
+
+def format_residual(config: ResidualConfig) -> str:
+    """The text that `parse_residual` reads."""
+    data = residual_to_json(config)
+    name = data.pop("method")
+    settings = ",".join(f"{key}={value}" for key, value in data.items())
+    return f"{name}:{settings}" if settings else name
+
+
+def _number(value: str, text: str) -> int | float:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    raise ValueError(f"a setting's value is a number, got {value!r} in {text!r}")

@@ -1,0 +1,46 @@
+"""The ordinary residual: one running sum in which all depths weigh 1 (arXiv:2603.15031, eq. 1)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from attnres.residual.base import Residual
+
+
+class Standard(Residual[Tensor]):
+    """h = h + f(h); the state is the sum itself, BTD."""
+
+    def __init__(self, n_sublayers: int):
+        super().__init__()
+        self.n_sublayers = n_sublayers
+
+    def start(self, embed_BTD: Tensor) -> Tensor:
+        return embed_BTD
+
+    def read(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        return state, state
+
+    def write(self, state: Tensor, depth: int, out_BTD: Tensor) -> Tensor:
+        return state + out_BTD.to(state.dtype)
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state
+
+    def reset_parameters(self) -> None:
+        """There are none."""
+
+    def stream(self, state: Tensor) -> Tensor:
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandardConfig:
+    """The standard residual has no settings."""
+
+    def build(self, dim: int, n_sublayers: int) -> Standard:
+        return Standard(n_sublayers)
+
+    def describe(self, n_sublayers: int) -> dict[str, Any]:
+        """What decides the function of a model and shows in no tensor's shape."""
+        return {}
