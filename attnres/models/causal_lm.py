@@ -1,0 +1,180 @@
+"""A causal LM = the sublayers of a transformers model + a residual method.
+
+The residual state travels through the model's own loop in the place of the hidden tensor: each
+decoder layer reads, runs a sublayer and writes, twice, and the final norm finishes first. No
+forward of a base model is copied and nothing is kept between calls. Weights keep the names of the
+base model, so a plain checkpoint fits; the residual adds `residual.*`.
+"""
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from attnres.models.config import AttnResCausalLMConfig
+from attnres.models.sublayers import Sublayer, sublayers_of
+from attnres.residual import Residual
+
+
+class DepthLayer(nn.Module):
+    """Put before a decoder layer's own class: it carries the residual state instead of a tensor."""
+
+    sublayers: tuple[Sublayer, ...]
+    residual_of: tuple[Residual]  # in a tuple, since the causal LM owns the module, not the layer
+    first_depth: int
+
+    def forward(self, state: Any, **context: Any) -> Any:
+        (residual,) = self.residual_of
+        if self.first_depth == 0:
+            state = residual.start(state)
+        for depth, sublayer in enumerate(self.sublayers, self.first_depth):
+            h_BTD, state = residual.read(state, depth)
+            state = residual.write(state, depth, sublayer(self, h_BTD, context))
+        return state
+
+
+class FinishingNorm(nn.Module):
+    """Put before the final norm's own class: the output read comes first."""
+
+    residual_of: tuple[Residual]
+
+    def forward(self, state: Any) -> Tensor:
+        (residual,) = self.residual_of
+        return super().forward(residual.finish(state))
+
+
+def join_by(residual: Residual, model: PreTrainedModel) -> None:
+    """Let `residual` join the sublayers of a base model (without a head), in place."""
+    sublayers = sublayers_of(model.config.model_type)
+    for i, layer in enumerate(cast(nn.ModuleList, model.layers)):
+        first_depth = i * len(sublayers)
+        _extend(layer, DepthLayer, residual, sublayers=sublayers, first_depth=first_depth)
+    _extend(cast(nn.Module, model.norm), FinishingNorm, residual)
+
+
+def _extend(module: nn.Module, front: type, residual: Residual, **attributes: Any) -> None:
+    """Put `front` before the module's class; parameters, their names and hooks stay."""
+    own = type(module)
+    module.__class__ = type(f"{front.__name__}{own.__name__}", (front, own), {})
+    for name, value in {"residual_of": (residual,), **attributes}.items():
+        setattr(module, name, value)
+
+
+class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
+    """A model of a supported transformers family whose sublayers are joined by a residual method.
+
+    `from_pretrained`, `save_pretrained`, `generate` and gradient checkpointing work as for any
+    transformers model. Depth sources belong to one token, so generation needs no cache for them.
+    """
+
+    config_class = AttnResCausalLMConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  as above
+
+    def __init__(self, config: AttnResCausalLMConfig):
+        super().__init__(config)
+        text = config.text_config
+        self.residual = config.residual_config.build(text.hidden_size, config.n_sublayers)
+        self.model = AutoModel.from_config(text)
+        join_by(self.residual, self.model)
+        self._no_split_modules = [type(self.model.layers[0]).__name__]
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits, and the mean next-token loss where `labels` (BT, shifted here) are given.
+
+        Arguments are those of every causal LM of transformers; `cache` is the KV cache.
+
+        Raises:
+            ValueError: `output_hidden_states` (there is no single hidden state between layers).
+        """
+        self._refuse(kwargs)
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden_BTD = cast(Tensor, outputs.last_hidden_state)
+        logits_BTV = self.lm_head(hidden_BTD[:, kept])
+        loss = None
+        if labels is not None:
+            vocab_size = self.config.text_config.vocab_size
+            loss = self.loss_function(logits_BTV, labels, vocab_size=vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits_BTV, cache=outputs.cache, attentions=outputs.attentions
+        )
+
+    def _refuse(self, kwargs: dict[str, Any]) -> None:
+        if kwargs.get("past_key_values") is not None:
+            raise ValueError("the KV cache is called cache, not past_key_values, in transformers 5")
+        if kwargs.pop("output_hidden_states", None) or self.config.output_hidden_states:
+            raise ValueError(
+                "output_hidden_states: between layers there is a residual state, not one hidden "
+                "state; attnres.analysis.probe measures it"
+            )
+
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """As in transformers; re-entrant checkpointing would lose the gradients of a state."""
+        settings = activation_checkpointing_kwargs or {}
+        if settings.get("use_reentrant"):
+            raise ValueError("use_reentrant=True loses the gradients of a residual state")
+        super().activation_checkpointing_enable(
+            {"use_reentrant": False, **settings}, *args, **kwargs
+        )
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Residual):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """As in transformers; ValueError where `config` asks for another residual."""
+        model = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        loaded = model[0] if isinstance(model, tuple) else model
+        saved, _ = AttnResCausalLMConfig.get_config_dict(pretrained_model_name_or_path)
+        asked = {"residual": loaded.config.residual, "residual_state": loaded.config.residual_state}
+        for key, value in asked.items():
+            if key in saved and saved[key] != value:
+                raise ValueError(f"the checkpoint was saved with {key}={saved[key]}, got {value}")
+        return model
+
+
+AutoConfig.register("attnres", AttnResCausalLMConfig)
+AutoModelForCausalLM.register(AttnResCausalLMConfig, AttnResForCausalLM)
