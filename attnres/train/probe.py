@@ -1,0 +1,104 @@
+"""What every depth does: output RMS, gradient norm and depth weights, on one batch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnres.residual import Residual
+
+if TYPE_CHECKING:
+    from attnres.models import AttnResForCausalLM
+
+
+class Record:
+    """Lists by depth, filled while the model runs."""
+
+    def __init__(self):
+        self.outputs: list[Tensor] = []  # of each sublayer, BTD
+        self.stream_rms: list[float] = []
+        self.weights: list[Tensor] | None = []  # of each reader, SBT; None without depth weights
+
+
+def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
+    """Run the loss on one batch and describe each depth; no gradient and no mode is left behind.
+
+    Returns:
+        Lists by depth: `output_rms` of each sublayer's output, `stream_rms` of the running sum
+        after it, `grad_norm` of the loss's gradient at its output, and, by reader (one more, the
+        output read), `weights` (mean over tokens of each source), their `weights_entropy` (nats)
+        and `weights_max`; those three are None for a method without depth weights.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.enable_grad(), _recording(model.residual) as record:
+            loss = model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+        gradients = torch.autograd.grad(loss, record.outputs)
+    finally:
+        model.train(training)
+    return {
+        "output_rms": [_rms(out) for out in record.outputs],
+        "stream_rms": record.stream_rms,
+        "grad_norm": [gradient.float().norm().item() for gradient in gradients],
+        **_describe_weights(record.weights),
+    }
+
+
+@contextmanager
+def _recording(residual: Residual) -> Iterator[Record]:
+    """Shadow the methods of one residual object by recording ones."""
+    record = Record()
+    read, write, finish = residual.read, residual.write, residual.finish
+
+    def recording_read(state, depth):
+        _record_weights(record, residual, state, depth)
+        return read(state, depth)
+
+    def recording_write(state, depth, out_BTD):
+        state = write(state, depth, out_BTD)
+        record.outputs.append(out_BTD)
+        record.stream_rms.append(_rms(residual.stream(state)))
+        return state
+
+    def recording_finish(state):
+        _record_weights(record, residual, state, residual.n_sublayers)
+        return finish(state)
+
+    shadows = {"read": recording_read, "write": recording_write, "finish": recording_finish}
+    residual.__dict__.update(shadows)
+    try:
+        yield record
+    finally:
+        for name in shadows:
+            del residual.__dict__[name]
+
+
+@torch.no_grad()
+def _record_weights(record: Record, residual: Residual, state: Any, depth: int) -> None:
+    if record.weights is None:
+        return
+    try:
+        record.weights.append(residual.weights(state, depth))
+    except NotImplementedError:
+        record.weights = None
+
+
+def _describe_weights(weights: list[Tensor] | None) -> dict[str, Any]:
+    if weights is None:
+        return {"weights": None, "weights_entropy": None, "weights_max": None}
+    return {
+        "weights": [alpha_SBT.flatten(1).mean(dim=1).tolist() for alpha_SBT in weights],
+        "weights_entropy": [_entropy(alpha_SBT) for alpha_SBT in weights],
+        "weights_max": [alpha_SBT.amax(dim=0).mean().item() for alpha_SBT in weights],
+    }
+
+
+def _entropy(alpha_SBT: Tensor) -> float:
+    return torch.special.entr(alpha_SBT).sum(dim=0).mean().item()
+
+
+def _rms(x: Tensor) -> float:
+    return x.detach().float().square().mean().sqrt().item()

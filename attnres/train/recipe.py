@@ -1,0 +1,112 @@
+"""A run in one frozen dataclass; a recipe is a function that returns it."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnres.residual import ResidualConfig, StandardConfig, residual_to_json
+from attnres.train.data import DataConfig
+from attnres.train.optim import OptimConfig
+
+if TYPE_CHECKING:
+    from attnres.models import AttnResForCausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder of a transformers family and the residual that joins its sublayers."""
+
+    family: str = "llama"
+    dim: int = 128
+    n_layers: int = 8
+    n_heads: int = 4
+    n_kv_heads: int = 4
+    mlp_dim: int = 384
+    init_std: float = 0.02
+    tie_embeddings: bool = True
+    residual: ResidualConfig = StandardConfig()
+
+    def __post_init__(self):
+        _check_positive(self, "dim", "n_layers", "n_heads", "n_kv_heads", "mlp_dim", "init_std")
+        if self.dim % (2 * self.n_heads):
+            raise ValueError(
+                f"dim={self.dim} is not a multiple of 2 * n_heads={2 * self.n_heads}: rotary "
+                "embeddings need an even head_dim"
+            )
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={self.n_heads} is no multiple of {self.n_kv_heads=}")
+
+    def build(self, vocab_size: int, seq_len: int) -> "AttnResForCausalLM":
+        """The model with fresh weights, drawn from torch's global generator."""
+        from transformers import AutoConfig
+
+        from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+
+        text_config = AutoConfig.for_model(
+            self.family,
+            vocab_size=vocab_size,
+            hidden_size=self.dim,
+            head_dim=self.dim // self.n_heads,
+            num_hidden_layers=self.n_layers,
+            num_attention_heads=self.n_heads,
+            num_key_value_heads=self.n_kv_heads,
+            intermediate_size=self.mlp_dim,
+            initializer_range=self.init_std,
+            max_position_embeddings=seq_len,
+            tie_word_embeddings=self.tie_embeddings,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        config = AttnResCausalLMConfig(
+            text_config=text_config, residual=residual_to_json(self.residual)
+        )
+        return AttnResForCausalLM(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a run. Steps are optimiser steps."""
+
+    name: str
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    seed: int = 0
+    n_steps: int = 300
+    batch_size: int = 16  # sequences a forward pass
+    n_accumulations: int = 1  # forward passes a step
+    seq_len: int = 256  # tokens
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 is autocast
+    compile: bool = False
+    checkpoint_gradients: bool = False
+    device: str = "auto"  # CUDA where there is one
+    n_validation_sequences: int = 128  # at most, spread evenly over the held-out text
+    n_probe_sequences: int = 8
+    log_every: int = 10  # steps, as all of these
+    validate_every: int = 50
+    probe_every: int = 100
+    save_every: int = 100
+    keep_checkpoints: int = 2
+
+    def __post_init__(self):
+        counts = [field.name for field in fields(self) if field.type in (int, "int")]
+        _check_positive(self, *(name for name in counts if name != "seed"))
+        if self.precision not in ("float32", "bfloat16"):
+            raise ValueError(f"precision must be float32 or bfloat16, got {self.precision!r}")
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"name must do as the name of a folder, got {self.name!r}")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.n_accumulations * self.seq_len
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["model"]["residual"] = residual_to_json(self.model.residual)
+        return data
+
+
+def _check_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")

@@ -1,0 +1,40 @@
+"""Recipes: functions that return a `Recipe`, by name on the command line.
+
+A recipe of your own is a function anywhere on the Python path: `attnres train my_package:my_recipe`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from attnres.residual import AttnResConfig, StandardConfig
+from attnres.train.optim import OptimConfig
+from attnres.train.recipe import ModelConfig, Recipe
+
+
+def demo() -> Recipe:
+    """A Llama of 12 layers that trains on two CPU cores in minutes."""
+    return Recipe(
+        name="standard",
+        model=ModelConfig(dim=128, n_layers=12, n_heads=4, n_kv_heads=4, mlp_dim=352),
+        optim=OptimConfig(lr=3e-3, warmup_steps=20),
+        n_steps=250,
+        batch_size=8,
+        seq_len=256,
+    )
+
+
+def demo_comparison() -> tuple[Recipe, ...]:
+    """The same model under three residuals: nothing else differs."""
+    base = demo()
+    residuals = {
+        "standard": StandardConfig(),
+        "block": AttnResConfig(n_blocks=6),
+        "full": AttnResConfig(),
+    }
+    return tuple(
+        replace(base, name=name, model=replace(base.model, residual=residual))
+        for name, residual in residuals.items()
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo}

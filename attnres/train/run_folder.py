@@ -1,0 +1,141 @@
+"""The folder of one run: the only interface between a run and its analysis.
+
+    recipe.json  env.json  metrics.jsonl  tensorboard/  checkpoint/  model/
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "attention-residuals")
+
+
+class RunFolder:
+    """Claim `path` for a recipe; ValueError where it holds a run of another recipe."""
+
+    def __init__(self, path: Path, recipe: dict[str, Any]):
+        self.path = path
+        self.checkpoints = path / "checkpoint"
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / "recipe.json").exists():
+            _check_same(path, json.loads((path / "recipe.json").read_text()), recipe)
+        else:
+            write_json(path / "env.json", describe_environment())
+            write_json(path / "recipe.json", recipe)
+
+    def cut_metrics(self, step: int) -> None:
+        """Drop what was written after `step`, the one that training goes on from."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n") or json.loads(line)["step"] > step:
+                break
+            kept.append(line)
+        _write_atomically(path, "".join(kept))
+
+    def is_done(self) -> bool:
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return bool(lines) and lines[-1].startswith('{"kind": "end"')
+
+
+class Metrics:
+    """Appends one JSON object a line, and scalars and lists to TensorBoard."""
+
+    def __init__(self, folder: Path, step: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._file = (folder / "metrics.jsonl").open("a")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._write_board(f"{kind}/{name}", value, step)
+
+    def _write_board(self, tag: str, value: Any, step: int) -> None:
+        if isinstance(value, int | float):
+            self._board.add_scalar(tag, value, step)
+        elif isinstance(value, list) and all(isinstance(x, float) for x in value):
+            for depth, x in enumerate(value):
+                self._board.add_scalar(f"{tag}/{depth:03d}", x, step)
+
+    def close(self) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, commit and machine: what else decides the numbers of a run."""
+    return {
+        "versions": {"python": platform.python_version()} | _versions(),
+        "commit": _commit(),
+        "command": sys.argv,
+        "platform": platform.platform(),
+        "n_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    _write_atomically(path, json.dumps(data, indent=2) + "\n")
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _check_same(path: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> None:
+    """ValueError that names the first field in which two recipes differ."""
+    old, new = _flatten(saved), _flatten(recipe)
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            raise ValueError(
+                f"{path} holds a run of another recipe: {key} was {old.get(key)!r}, now "
+                f"{new.get(key)!r}; choose another folder, or the same recipe to resume"
+            )
+
+
+def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in data.items():
+        nested = isinstance(value, dict)
+        flat |= _flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flat
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    """Commit of the source tree, with + where it was changed; empty outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    if commit.returncode != 0:
+        return ""
+    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
