@@ -1,0 +1,327 @@
+"""A run's training state on disk: whole or absent, whenever the process is killed.
+
+    <run>/checkpoint/step-00000100/
+        model.safetensors       weights and buffers; tied ones once, under their first name
+        optimizer.safetensors   <optimizer index>/<parameter name>/<key>
+        rng.safetensors         torch's generators: cpu, and cuda of the current device
+        state.json              the step, and what the caller gave
+        manifest.json           size and sha256 of the others; written last
+
+A checkpoint is written under a temporary name, reaches the disk, and is renamed. One process
+writes. While a step is replaced, its old checkpoint is step-00000100.old, as good as any other.
+Learning rates and other settings of the optimizers are not saved: they follow from the recipe.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+FORMAT = 1
+Contents = dict[str, tuple[dict[str, Tensor], dict[str, str]]]  # by file: tensors, metadata
+FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json")
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    state: dict,
+    keep: int = 2,
+) -> Path:
+    """Save under `folder`, and return the new checkpoint.
+
+    A failure leaves all earlier checkpoints, and raises an OSError with the path and the cause.
+
+    Args:
+        state: JSON values; the step is added.
+        keep: how many checkpoints up to this step remain; those of later steps are left alone.
+    """
+    if step < 0 or keep < 1:
+        raise ValueError(f"step {step}, keep {keep}: step is at least 0 and keep at least 1")
+    if state.get("step", step) != step:
+        raise ValueError(f"the state says step {state['step']!r}, the checkpoint is of step {step}")
+    contents = _contents(model, optimizers)
+    text = json.dumps(state | {"step": step}, indent=1)
+    final = folder / f"step-{step:08d}"
+    try:
+        _settle(folder)
+        _write(folder / f".tmp-{final.name}", contents, text)
+        _publish(folder / f".tmp-{final.name}", final)
+    except BaseException as error:
+        with suppress(OSError):
+            _settle(folder)
+        if isinstance(error, OSError):
+            cause = f"cannot save the checkpoint: {error.strerror or error}"
+            raise OSError(error.errno, cause, str(final)) from error
+        raise
+    _settle(folder)
+    for path in [path for path in _checkpoints(folder) if _step(path) <= step][:-keep]:
+        _discard(path)
+    return final
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole; None if there is none at all.
+
+    A damaged one is named in a warning and passed over; if all are damaged, ValueError.
+    """
+    damaged = []
+    for path in reversed(_checkpoints(folder)):
+        what = damage(path)
+        if what is None:
+            return path
+        damaged.append(f"{path}: {what}")
+        warnings.warn(f"damaged checkpoint passed over: {damaged[-1]}", stacklevel=2)
+    if damaged:
+        raise ValueError(f"no checkpoint is whole: {'; '.join(damaged)}")
+    return None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every byte is as it was written."""
+    try:
+        for name, size_bytes, sha256 in _read_manifest(path):
+            if (actual := (path / name).stat().st_size) != size_bytes:
+                return f"{name} has {actual} bytes in place of {size_bytes}"
+            if _sha256(path / name) != sha256:
+                return f"{name} differs from its sha256"
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _read_manifest(path: Path) -> list[tuple[str, int, str]]:
+    """Name, size in bytes and sha256 of every file."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"manifest.json has format {manifest['format']!r}, known is {FORMAT}")
+        entries = [(name, manifest["files"][name]) for name in FILES]
+        return [(name, entry["size_bytes"], entry["sha256"]) for name, entry in entries]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError("manifest.json is damaged") from error
+
+
+def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict:
+    """Restore weights, optimizers and generators in place; return the state, with its step.
+
+    The model and the optimizers are those that were saved, built anew. If a name, shape or dtype
+    differs, ValueError names the first, and nothing has been changed.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    if what := damage(path):
+        raise ValueError(f"{path}: {what}")
+    weights = load_file(path / "model.safetensors")
+    saved = load_file(path / "optimizer.safetensors")
+    with safe_open(path / "optimizer.safetensors", "pt") as file:
+        members = json.loads(file.metadata()["optimizers"])
+    own = _named_tensors(model)
+    _check_weights(path, weights, own)
+    _check_members(path, members, _members(model, optimizers))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+    _restore_optimizers(saved, dict(model.named_parameters()), optimizers)
+    _restore_rng(load_file(path / "rng.safetensors"))
+    return json.loads((path / "state.json").read_text())
+
+
+def _contents(model: nn.Module, optimizers: Sequence[Optimizer]) -> Contents:
+    members = json.dumps(_members(model, optimizers))
+    return {
+        "model.safetensors": (_plain(_named_tensors(model)), {}),
+        "optimizer.safetensors": (
+            _plain(_optimizer_tensors(model, optimizers)),
+            {"optimizers": members},
+        ),
+        "rng.safetensors": (_rng_tensors(), {}),
+    }
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict itself, no copies, each tied tensor under its first name."""
+    first: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; only tensors can be saved")
+        first.setdefault(id(tensor), (name, tensor))
+    return dict(first.values())
+
+
+def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict]:
+    """Of every optimizer its type and the names of its parameters."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    members = []
+    for index, optimizer in enumerate(optimizers):
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        foreign = [tuple(param.shape) for param in params if id(param) not in names]
+        if foreign:
+            raise ValueError(
+                f"optimizer {index} has a parameter of shape {foreign[0]} that the model has not"
+            )
+        params = sorted(names[id(param)] for param in params)
+        members.append({"type": type(optimizer).__name__, "params": params})
+    return members
+
+
+def _optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    names = {id(param): name for name, param in model.named_parameters()}
+    tensors = {}
+    for index, optimizer in enumerate(optimizers):
+        for param, values in optimizer.state.items():
+            for key, value in values.items():
+                name = f"{index}/{names[id(param)]}/{key}"
+                if not isinstance(value, Tensor):
+                    raise ValueError(f"{name} is {value!r}; only tensors can be saved")
+                tensors[name] = value
+    return tensors
+
+
+def _rng_tensors() -> dict[str, Tensor]:
+    tensors = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        tensors["cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def _restore_rng(tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors["cpu"])
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])
+
+
+def _check_weights(path: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    for name in own | saved:
+        there, here = _kind(saved.get(name)), _kind(own.get(name))
+        if there != here:
+            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {here} in the model")
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _check_members(path: Path, saved: list[dict], own: list[dict]) -> None:
+    there, here = [[member["type"] for member in members] for members in (saved, own)]
+    if there != here:
+        raise ValueError(f"{path}: optimizers {there} in the checkpoint, {here} to be restored")
+    for index, (old, new) in enumerate(zip(saved, own, strict=True)):
+        odd = sorted(set(old["params"]) ^ set(new["params"]))
+        if odd:
+            where = "in the checkpoint" if odd[0] in old["params"] else "to be restored"
+            raise ValueError(f"{path}: optimizer {index} has {odd[0]} only {where}")
+
+
+def _restore_optimizers(
+    saved: dict[str, Tensor], params: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]
+) -> None:
+    """Past `Optimizer.load_state_dict`, which would cast the state to the parameter's dtype."""
+    for optimizer in optimizers:
+        optimizer.state.clear()
+    for full_name, tensor in saved.items():
+        index, _, rest = full_name.partition("/")
+        name, _, key = rest.rpartition("/")
+        optimizer, param = optimizers[int(index)], params[name]
+        device = torch.device("cpu") if _on_host(optimizer, key) else param.device
+        optimizer.state[param][key] = tensor.to(device, copy=True)
+
+
+def _on_host(optimizer: Optimizer, key: str) -> bool:
+    """PyTorch keeps the step count on the CPU, unless the update is fused or captured."""
+    group = optimizer.param_groups[0]
+    return key == "step" and not (group.get("fused") or group.get("capturable"))
+
+
+def _write(folder: Path, contents: Contents, text: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(text)
+    for name, (tensors, metadata) in contents.items():
+        _write_tensors(folder / name, tensors, metadata)
+        shutil.copymode(folder / "state.json", folder / name)  # safetensors: for the owner alone
+    entries = {
+        name: {"size_bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        for name in FILES
+    }
+    manifest = {"format": FORMAT, "files": entries}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for name in (*FILES, "manifest.json", "."):
+        _fsync(folder / name)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
+
+
+def _publish(temporary: Path, final: Path) -> None:
+    if final.exists():
+        os.rename(final, f"{final}.old")
+    os.rename(temporary, final)
+    _fsync(final.parent)
+
+
+def _settle(folder: Path) -> None:
+    """Delete what a killed process left, and finish or undo the replacement that it was in."""
+    for leftover in folder.glob(".tmp-*"):
+        shutil.rmtree(leftover)
+    for old in folder.glob("step-*.old"):
+        if old.with_suffix("").exists():
+            _discard(old)
+        else:
+            os.rename(old, old.with_suffix(""))
+
+
+def _discard(path: Path) -> None:
+    """Delete; renamed first, so that no half of it ever has a checkpoint's name."""
+    doomed = path.with_name(f".tmp-doomed-{path.name}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Oldest first; of one step, the replaced before its replacement."""
+    names = re.compile(r"step-\d{8,}(\.old)?")
+    paths = [path for path in folder.glob("step-*") if names.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: (_step(path), not path.suffix))
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

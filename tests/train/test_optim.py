@@ -1,0 +1,188 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from attnres.train.optim import OptimConfig, build_optimizers, lr_factor, param_groups, set_lr
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(4))
+        self.key_weight = nn.Parameter(torch.ones(4))
+
+
+class Model(nn.Module):
+    """One parameter of every kind; the attention's query is an ordinary matrix with a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.query = nn.Linear(4, 4)
+        self.experts = nn.Parameter(torch.ones(2, 4, 4))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.norm = nn.RMSNorm(4)
+        self.reader = Reader()
+        self.head = nn.Linear(4, 6, bias=False)
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+def names_of(groups):
+    return {group.name: list(group.param_names) for group in groups}
+
+
+def test_every_kind_of_parameter_has_its_group():
+    assert names_of(param_groups(Model(), OptimConfig())) == {
+        "matrices": ["query.weight"],
+        "stacks": ["experts"],
+        "embeddings": ["embed.weight", "head.weight"],
+        "vectors": ["scale", "query.bias", "norm.weight"],
+        "depth": ["reader.query", "reader.key_weight"],
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_trainable_parameter_is_in_exactly_one_group(optimizer, tied):
+    model = Model()
+    model.norm.weight.requires_grad = False
+    if tied:
+        model.head.weight = model.embed.weight
+    groups = param_groups(model, OptimConfig(optimizer=optimizer))
+    grouped = [id(param) for group in groups for param in group.params]
+    trainable = [id(param) for param in model.parameters() if param.requires_grad]
+    assert sorted(grouped) == sorted(trainable)
+    named = [
+        named for group in groups for named in zip(group.param_names, group.params, strict=True)
+    ]
+    assert all(model.get_parameter(name) is param for name, param in named)
+
+
+def test_tied_head_is_an_embedding_without_being_announced():
+    model = nn.ModuleDict({"head": nn.Linear(4, 6, bias=False), "embed": nn.Embedding(6, 4)})
+    model["embed"].weight = model["head"].weight
+    assert names_of(param_groups(model, OptimConfig())) == {"embeddings": ["head.weight"]}
+
+
+def test_depth_and_vectors_are_not_decayed():
+    config = OptimConfig(weight_decay=0.3)
+    decay = {group.name: group.weight_decay for group in param_groups(Model(), config)}
+    matrices = dict.fromkeys(("matrices", "stacks", "embeddings"), 0.3)
+    assert decay == {**matrices, "vectors": 0.0, "depth": 0.0}
+    config = replace(config, depth_weight_decay=0.2)
+    decay = {group.name: group.weight_decay for group in param_groups(Model(), config)}
+    assert (decay["depth"], decay["vectors"]) == (0.2, 0.0)
+
+
+def test_muon_gets_hidden_matrices_alone():
+    groups = param_groups(Model(), OptimConfig(optimizer="muon"))
+    assert {group.name for group in groups if group.optimizer == "muon"} == {"matrices"}
+    config = OptimConfig(optimizer="muon", muon_momentum=0.9, weight_decay=0.3, beta2=0.8)
+    adamw, muon = build_optimizers(Model(), config)
+    assert (type(adamw), type(muon)) == (torch.optim.AdamW, torch.optim.Muon)
+    (group,) = muon.param_groups
+    assert group["param_names"] == ["query.weight"]
+    assert (group["momentum"], group["weight_decay"]) == (0.9, 0.3)
+    assert group["adjust_lr_fn"] == "match_rms_adamw"
+    groups = {group["name"]: group for group in adamw.param_groups}
+    assert groups["depth"]["weight_decay"] == 0.0
+    assert groups["embeddings"]["weight_decay"] == 0.3
+    assert groups["depth"]["betas"] == (0.9, 0.8)
+
+
+def test_no_optimizer_for_nothing():
+    config = OptimConfig(optimizer="muon")
+    bias = nn.Linear(2, 2)
+    bias.weight.requires_grad = False
+    assert [type(o) for o in build_optimizers(bias, config)] == [torch.optim.AdamW]
+    matrix = nn.Linear(2, 2, bias=False)
+    assert [type(o) for o in build_optimizers(matrix, config)] == [torch.optim.Muon]
+    assert build_optimizers(nn.Identity(), config) == []
+
+
+def test_a_step_moves_each_kind_by_its_learning_rate():
+    """Without a gradient's sign AdamW's first step is lr; decay alone moves the rest."""
+    model, config = Model(), OptimConfig(lr=0.1, weight_decay=0.5)
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    for param in model.parameters():
+        param.grad = torch.zeros_like(param)
+    model.reader.query.grad = torch.ones(4)
+    for optimizer in build_optimizers(model, config):
+        optimizer.step()
+    after = dict(model.named_parameters())
+    for name in ("query.weight", "experts", "embed.weight", "head.weight"):
+        torch.testing.assert_close(after[name], before[name] * 0.95)
+    for name in ("scale", "query.bias", "norm.weight", "reader.key_weight"):
+        assert torch.equal(after[name], before[name])
+    torch.testing.assert_close(after["reader.query"], torch.full((4,), -0.1))
+
+
+def factors(n_steps, **settings):
+    config = OptimConfig(**settings)
+    return [lr_factor(config, step, n_steps) for step in range(n_steps + 2)]
+
+
+def test_cosine_falls_from_the_warmup_to_the_minimum():
+    warm = factors(12, warmup_steps=4, min_lr_fraction=0.2)
+    assert warm[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert warm[8] == pytest.approx(0.6)
+    assert warm[6] == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert warm[12:] == pytest.approx([0.2, 0.2])
+
+
+def test_wsd_is_constant_then_falls_in_a_line():
+    actual = factors(10, schedule="wsd", warmup_steps=2, decay_fraction=0.4, min_lr_fraction=0.0)
+    assert actual == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0])
+
+
+def test_wsd_falls_from_the_warmup_if_they_would_overlap():
+    actual = factors(6, schedule="wsd", warmup_steps=4, decay_fraction=1.0, min_lr_fraction=0.0)
+    assert actual == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.5, 0, 0])
+    assert factors(3, schedule="wsd", warmup_steps=0, decay_fraction=0.0)[:3] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_short_runs(schedule):
+    assert factors(1, schedule=schedule, warmup_steps=0) == pytest.approx([1.0, 0.1, 0.1])
+    assert factors(1, schedule=schedule, warmup_steps=1) == pytest.approx([1.0, 0.1, 0.1])
+    assert factors(2, schedule=schedule, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0]
+    assert lr_factor(OptimConfig(schedule=schedule, warmup_steps=4), 4, 2) == pytest.approx(0.1)
+    for step, n_steps in ((-1, 5), (0, 0)):
+        with pytest.raises(ValueError, match=f"step {step} of {n_steps}"):
+            lr_factor(OptimConfig(), step, n_steps)
+
+
+def test_set_lr_reaches_every_group():
+    config = OptimConfig(optimizer="muon", lr=0.5, warmup_steps=4)
+    optimizers = build_optimizers(Model(), config)
+    assert set_lr(optimizers, config, 1, 100) == 0.25
+    assert {group["lr"] for optimizer in optimizers for group in optimizer.param_groups} == {0.25}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("optimizer", "sgd"),
+        ("schedule", "linear"),
+        ("lr", 0.0),
+        ("lr", math.inf),
+        ("eps", math.nan),
+        ("weight_decay", -0.1),
+        ("depth_weight_decay", -0.1),
+        ("clip_norm", -1.0),
+        ("warmup_steps", -1),
+        ("beta1", 1.0),
+        ("beta2", -0.1),
+        ("muon_momentum", 1.5),
+        ("decay_fraction", 1.1),
+        ("min_lr_fraction", -0.1),
+    ],
+)
+def test_wrong_values_are_named(name, value):
+    with pytest.raises(ValueError, match=f"^{name} {value!r} is not [^\n]*$"):
+        OptimConfig(**{name: value})
