@@ -1,10 +1,11 @@
-"""Where documents come from: the corpus in this package, or a user's text, JSON and Parquet files."""
+"""Where documents come from: the corpus in this package, or text, JSON and Parquet files."""
 
 import codecs
 import glob
 import hashlib
 import json
 import lzma
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres.train.cache import cache_folder
+from attnres.train.token_cache import cache_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,9 +53,10 @@ def read_documents(path: str | Path, text_column: str = "text") -> list[str]:
     folder, hidden files and files with other endings are passed over, and so are empty files.
     Rows and files that hold nothing but white space are no documents.
     """
-    texts: list[str] = []
-    for kind, files in groupby(_files(Path(path).expanduser()), key=_format):
-        texts += _read_text(list(files)) if kind == "text" else _read_rows(kind, files, text_column)
+    texts: list[str | None] = []
+    for kind, group in groupby(_files(Path(path).expanduser()), key=_format):
+        files = list(group)
+        texts += _read_texts(files) if kind == "text" else _read_rows(kind, files, text_column)
     documents = [text for text in texts if text and not text.isspace()]
     if not documents:
         raise ValueError(f"{path} holds no documents")
@@ -89,31 +91,28 @@ def _format(file: Path) -> str:
     return kind
 
 
-def _read_text(files: Sequence[Path]) -> list[str]:
-    from datasets import Dataset
-
+def _read_texts(files: Sequence[Path]) -> list[str | None]:
     for file in files:
         _check_utf8(file)
-    load = partial(Dataset.from_text, sample_by="document", encoding="utf-8-sig")
-    return list(_load(load, files)["text"])
+    return list(_load("text", files)["text"])
 
 
-def _read_rows(kind: str, files: Iterator[Path], text_column: str) -> Iterator[str | None]:
-    from datasets import Dataset, Value
+def _read_rows(kind: str, files: Sequence[Path], text_column: str) -> list[str | None]:
+    """The column of each file in turn: the files need not share their other columns."""
+    from datasets import Value
 
+    texts: list[str | None] = []
     for file in files:
         if kind == "json":
             _check_utf8(file)
-            load = partial(Dataset.from_json, parse_agent_traces=False)
-        else:
-            load = Dataset.from_parquet
-        rows = _load(load, [file])
+        rows = _load(kind, [file])
         if text_column not in rows.column_names:
             columns = ", ".join(rows.column_names)
             raise ValueError(f"{file} has no column {text_column!r}; its columns are {columns}")
         if rows.features[text_column] not in (Value("string"), Value("large_string")):
             raise ValueError(f"column {text_column!r} of {file} holds no text")
-        yield from rows[text_column]
+        texts += rows[text_column]
+    return texts
 
 
 def _check_utf8(file: Path) -> None:
@@ -128,19 +127,25 @@ def _check_utf8(file: Path) -> None:
         raise ValueError(f"{file} is not UTF-8 text: {error.reason}") from error
 
 
-def _load(load: partial, files: Sequence[Path]) -> "Dataset":
-    """Read through `datasets`, by readers that use no network, into memory.
+def _load(kind: str, files: Sequence[Path]) -> "Dataset":
+    """Read through `datasets` into memory, by its readers that ask no server (`load_dataset` does).
 
     Its own cache goes by the time of a file's last change, so each reading has a fresh one.
     """
+    from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
 
-    paths = [glob.escape(str(file.resolve())) for file in files]
+    readers = {
+        "text": partial(Dataset.from_text, sample_by="document", encoding="utf-8-sig"),
+        "json": partial(Dataset.from_json, parse_agent_traces=False),
+        "parquet": partial(Dataset.from_parquet),
+    }
+    paths: list[str | bytes | os.PathLike] = [glob.escape(str(file.resolve())) for file in files]
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="datasets-", dir=cache) as folder, _quiet():
         try:
-            return load(paths, cache_dir=folder, keep_in_memory=True)
+            return readers[kind](paths, cache_dir=folder, keep_in_memory=True)
         except (DatasetGenerationError, ValueError, OSError) as error:
             names = str(files[0]) if len(files) == 1 else f"{files[0]} to {files[-1]}"
             reason = str(error.__cause__ or error).partition("\n")[0]
@@ -149,16 +154,17 @@ def _load(load: partial, files: Sequence[Path]) -> "Dataset":
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    from datasets.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    """No progress bars, and no log of an error that is about to be raised."""
+    from datasets import utils
+    from datasets.utils import logging
 
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
+    bars_shown = not utils.are_progress_bars_disabled()
+    verbosity = logging.get_verbosity()
+    utils.disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
-        if shown:
-            enable_progress_bars()
+        logging.set_verbosity(verbosity)
+        if bars_shown:
+            utils.enable_progress_bars()
