@@ -80,7 +80,7 @@ def encode_documents(tokenizer: "Tokenizer", documents: Sequence[str]) -> Tensor
 
 
 def _pieces(document: str) -> Iterator[str]:
-    """Cut before a lone space between words, where no token of either tokenizer can reach across."""
+    """Cut before a lone space between words, which no token of either tokenizer reaches across."""
     start = 0
     for gap in re.finditer(r"(?<=\S) (?=\S)", document):
         if gap.start() - start >= PIECE_CHARACTERS:
