@@ -1,0 +1,158 @@
+"""Read run folders: recipe.json, env.json and metrics.jsonl, the only word a run leaves."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run folder; `metrics` holds its lines by kind, in the order of their steps."""
+
+    path: Path
+    recipe: Row
+    env: Row = field(default_factory=dict)
+    metrics: dict[str, list[Row]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def method(self) -> str:
+        return str(entry(self.recipe, "model.residual.method", "unknown"))
+
+    @property
+    def seed(self) -> int:
+        return self.recipe.get("seed", 0)
+
+    @property
+    def is_standard(self) -> bool:
+        return self.method == "standard"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.last("end") is not None
+
+    @property
+    def n_steps(self) -> int | None:
+        return self.recipe.get("n_steps")
+
+    @property
+    def n_steps_done(self) -> int:
+        return max((rows[-1]["step"] for rows in self.metrics.values()), default=0)
+
+    @property
+    def layout_sizes(self) -> list[int]:
+        """Sublayers in each block, empty for a method without blocks."""
+        return (self.last("start") or {}).get("layout_sizes") or []
+
+    @property
+    def block_ends(self) -> list[int]:
+        """Depths of the sublayers that close a block, empty where every sublayer does."""
+        if max(self.layout_sizes, default=1) == 1:
+            return []
+        return [n_closed - 1 for n_closed in accumulate(self.layout_sizes)]
+
+    def rows(self, kind: str) -> list[Row]:
+        return self.metrics.get(kind, [])
+
+    def last(self, kind: str) -> Row | None:
+        rows = self.rows(kind)
+        return rows[-1] if rows else None
+
+    def column(self, kind: str, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of the lines that have the value."""
+        rows = [row for row in self.rows(kind) if row.get(key) is not None]
+        return [row["step"] for row in rows], [row[key] for row in rows]
+
+    def median(self, kind: str, key: str) -> float | None:
+        _, values = self.column(kind, key)
+        return statistics.median(values) if values else None
+
+
+def load_runs(folder: Path) -> list[Run]:
+    """All runs directly below a folder, the standard residual first, then by name."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"no folder of runs at {folder}")
+    paths = [path.parent for path in folder.glob("*/recipe.json")]
+    if not paths:
+        raise ValueError(f"no run in {folder}: no folder directly below it has a recipe.json")
+    runs = [load_run(path) for path in paths]
+    return sorted(runs, key=lambda run: (not run.is_standard, run.name))
+
+
+def load_run(path: Path) -> Run:
+    """One run, finished or not: what it has not written yet is empty."""
+    env, metrics = path / "env.json", path / "metrics.jsonl"
+    return Run(
+        path=path,
+        recipe=_read_object(path / "recipe.json"),
+        env=_read_object(env) if env.exists() else {},
+        metrics=_read_metrics(metrics) if metrics.exists() else {},
+    )
+
+
+def entry(nested: Row, dotted: str, default: Any = None) -> Any:
+    """The value at a path such as "model.residual.method"."""
+    value: Any = nested
+    for key in dotted.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return default
+        value = value[key]
+    return value
+
+
+def flatten(nested: Row, prefix: str = "") -> Row:
+    """A nested recipe as one level of dotted paths."""
+    flat: Row = {}
+    for key, value in nested.items():
+        below = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
+        flat |= below or {f"{prefix}{key}": value}
+    return flat
+
+
+def differing_fields(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Recipe fields that are not the same in all runs, one value a run, None where absent."""
+    recipes = [flatten(run.recipe) for run in runs]
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe if key != "name")
+    values = {key: [recipe.get(key) for recipe in recipes] for key in keys}
+    return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
+
+
+def _read_object(path: Path) -> Row:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _read_metrics(path: Path) -> dict[str, list[Row]]:
+    """Lines by kind; a resumed run repeats steps, and the later line stands."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    metrics: dict[str, list[Row]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            kind, step = row["kind"], row["step"]
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):  # without its newline it is still being written
+                break
+            raise ValueError(f"line {number} of {path} is not a metric: {line[:80]!r}") from error
+        rows = metrics.setdefault(kind, [])
+        while rows and rows[-1]["step"] >= step:
+            rows.pop()
+        rows.append(row)
+    return metrics

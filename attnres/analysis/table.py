@@ -1,0 +1,157 @@
+"""One row a run: what it cost and how well it did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnres.analysis.runs import Run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MISSING = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryRow:
+    """The figures of a run; None is a figure that the run has not written."""
+
+    name: str
+    residual: str
+    n_params: int | None
+    n_residual_params: int | None
+    tokens_per_s: float | None
+    peak_memory_bytes: int | None
+    validation_loss: float | None
+    bits_per_byte: float | None
+    difference: float | None  # validation loss less that of the standard run, same step
+    difference_step: int | None
+    n_steps_done: int
+    n_steps: int | None
+    is_finished: bool
+
+
+def summary_table(runs: Sequence[Run]) -> list[SummaryRow]:
+    return [_summary_row(run, runs) for run in runs]
+
+
+def _summary_row(run: Run, runs: Sequence[Run]) -> SummaryRow:
+    start, end = run.last("start") or {}, run.last("end") or {}
+    validation = run.last("validation") or {}
+    difference_step, difference = _difference(run, standard_for(run, runs))
+    return SummaryRow(
+        name=run.name,
+        residual=residual_words(run),
+        n_params=start.get("n_params"),
+        n_residual_params=start.get("n_residual_params"),
+        tokens_per_s=run.median("train", "tokens_per_s"),
+        peak_memory_bytes=end.get("peak_memory_bytes"),
+        validation_loss=validation.get("loss"),
+        bits_per_byte=validation.get("bits_per_byte"),
+        difference=difference,
+        difference_step=difference_step,
+        n_steps_done=run.n_steps_done,
+        n_steps=run.n_steps,
+        is_finished=run.is_finished,
+    )
+
+
+def standard_for(run: Run, runs: Sequence[Run]) -> Run | None:
+    """The standard run to compare with, of the same seed if there is one; None for itself."""
+    standards = [other for other in runs if other.is_standard]
+    same_seed = [other for other in standards if other.seed == run.seed]
+    standard = next(iter(same_seed or standards), None)
+    return None if standard is run else standard
+
+
+def differences(run: Run, standard: Run) -> dict[int, float]:
+    """Validation loss less that of the standard run, at the steps that both have."""
+    theirs = dict(zip(*standard.column("validation", "loss"), strict=True))
+    ours = zip(*run.column("validation", "loss"), strict=True)
+    return {step: loss - theirs[step] for step, loss in ours if step in theirs}
+
+
+def _difference(run: Run, standard: Run | None) -> tuple[int | None, float | None]:
+    if standard is None:
+        return None, None
+    shared = differences(run, standard)
+    return max(shared.items(), default=(None, None))
+
+
+def residual_words(run: Run) -> str:
+    """The residual of a run, with the layout of its blocks."""
+    sizes = run.layout_sizes
+    if not sizes:
+        return run.method
+    if max(sizes) == 1:
+        return f"{run.method}, Full"
+    span = " or ".join(str(size) for size in sorted(set(sizes)))
+    return f"{run.method}, {len(sizes)} {'block' if len(sizes) == 1 else 'blocks'} of {span}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    title: str
+    cells: list[str]
+    is_number: bool = True
+
+
+def columns(rows: Sequence[SummaryRow]) -> list[Column]:
+    """The table as text, for a page or a terminal."""
+    return [
+        Column(title="Run", cells=[row.name for row in rows], is_number=False),
+        Column(title="Residual", cells=[row.residual for row in rows], is_number=False),
+        Column(title="Parameters", cells=[_text(row.n_params, ",") for row in rows]),
+        Column(
+            title="Added by residual", cells=[_text(row.n_residual_params, ",") for row in rows]
+        ),
+        Column(title="Tokens/s", cells=[_text(row.tokens_per_s, ",.0f") for row in rows]),
+        Column(title="Peak memory", cells=[_memory(row.peak_memory_bytes) for row in rows]),
+        Column(title="Validation loss", cells=[_text(row.validation_loss, ".4f") for row in rows]),
+        Column(title="Bits per byte", cells=[_text(row.bits_per_byte, ".4f") for row in rows]),
+        Column(title="vs standard", cells=[_difference_text(row) for row in rows]),
+        Column(title="Steps", cells=[_steps(row) for row in rows]),
+    ]
+
+
+def rich_table(rows: Sequence[SummaryRow]) -> Table:
+    """The table for a terminal."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE)
+    cells = []
+    for column in columns(rows):
+        table.add_column(column.title, justify="right" if column.is_number else "left")
+        cells.append([Text(cell) for cell in column.cells])
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _text(value: float | None, spec: str) -> str:
+    if value is None:
+        return MISSING
+    return "NaN" if math.isnan(value) else format(value, spec).replace("-", MINUS)
+
+
+def _memory(n_bytes: int | None) -> str:
+    if n_bytes is None:
+        return MISSING
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def _difference_text(row: SummaryRow) -> str:
+    text = _text(row.difference, "+.4f")
+    is_last = row.is_finished and row.difference_step == row.n_steps_done
+    return text if row.difference is None or is_last else f"{text} (step {row.difference_step})"
+
+
+def _steps(row: SummaryRow) -> str:
+    steps = f"{row.n_steps_done:,} of {_text(row.n_steps, ',')}"
+    return steps if row.is_finished else f"{steps}, unfinished"

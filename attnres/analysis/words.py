@@ -1,0 +1,246 @@
+"""What was compared and what was seen, in sentences made from recipes and metrics."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attnres.analysis.runs import Run, entry, flatten
+from attnres.analysis.table import residual_words, standard_for
+
+GROWTH, RANK = 1.5, 0.7  # a trend has at least this ratio of last to first and this correlation
+FALL, SHARE = 0.8, 0.75  # a reset falls at least to this part, at this share of the block ends
+
+
+def compared(runs: Sequence[Run]) -> list[str]:
+    """Model, data and length of training, where they are the same in all runs."""
+    return [words for words in (_model_words(runs), _training_words(runs)) if words]
+
+
+def methods(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Each residual compared, and how it joins sublayers."""
+    return list(dict.fromkeys((residual_words(run), _method_words(run)) for run in runs))
+
+
+def seeds(runs: Sequence[Run]) -> list[str]:
+    """How many seeds there are, and how far the loss moves from one to another."""
+    if not _has_seeds(runs):
+        return [
+            "Every configuration was run with one seed. A difference no larger than the change "
+            "from one seed to the next means nothing, and one seed cannot show how large that "
+            "change is: repeat the runs with other seeds before believing a small difference."
+        ]
+    return [_spread(group) for group in _same_but_seed(runs)]
+
+
+def best(runs: Sequence[Run]) -> str:
+    """The lowest validation loss at the last step that all runs have validated."""
+    curves = [dict(zip(*run.column("validation", "loss"), strict=True)) for run in runs]
+    shared = set.intersection(*(set(curve) for curve in curves))
+    if len(runs) < 2 or not shared:
+        return ""
+    step = max(shared)
+    pairs = zip(runs, curves, strict=True)
+    losses = {run.name: c[step] for run, c in pairs if math.isfinite(c[step])}
+    if not losses:
+        return f"No run has a finite validation loss at step {step:,}."
+    lowest = min(losses, key=losses.__getitem__)
+    words = f"Lowest validation loss at step {step:,}: {lowest}, {losses[lowest]:.4f}."
+    run = next(run for run in runs if run.name == lowest)
+    standard = standard_for(run, runs)
+    if standard is not None and standard.name in losses:
+        difference = losses[standard.name] - losses[lowest]
+        words = f"{words[:-1]}, which is {difference:.4f} below {standard.name}."
+    return words if _has_seeds(runs) else f"{words} One seed each: see the note below."
+
+
+def unfinished(runs: Sequence[Run]) -> list[str]:
+    """Runs that have not ended, or that hold values which are not numbers."""
+    words = []
+    for run in runs:
+        if not run.is_finished:
+            total = "" if run.n_steps is None else f" of {run.n_steps:,}"
+            words.append(f"{run.name} is unfinished: {run.n_steps_done:,}{total} steps so far.")
+        for kind in ("train", "validation"):
+            steps, losses = run.column(kind, "loss")
+            bad = [s for s, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)]
+            if bad:
+                words.append(f"{run.name}: the {kind} loss is not finite from step {bad[0]:,}.")
+    return words
+
+
+def stream_trends(runs: Sequence[Run]) -> list[str]:
+    """Whether the running sum grows with depth, and whether a block end resets it."""
+    return [_stream_trend(run) for run in runs]
+
+
+def gradient_trends(runs: Sequence[Run]) -> list[str]:
+    """How uneven the gradient is over depth."""
+    words = []
+    for run in runs:
+        norms = _last_list(run, "grad_norm")
+        if norms.size and np.isfinite(norms).all() and norms.min() > 0:
+            ratio, at = norms.max() / norms.min(), int(norms.argmax())
+            words.append(
+                f"{run.name}: the largest gradient, at depth {at}, is {ratio:.3g} times "
+                "the smallest."
+            )
+    return words
+
+
+def probe_steps(runs: Sequence[Run]) -> str:
+    """When the last probe of each run was."""
+    steps = {run.name: row["step"] for run in runs if (row := run.last("probe")) is not None}
+    if len(set(steps.values())) == 1:
+        return f"At step {next(iter(steps.values())):,}."
+    return " ".join(f"{name}: at step {step:,}." for name, step in steps.items())
+
+
+def _stream_trend(run: Run) -> str:
+    rms = _last_list(run, "stream_rms")
+    if rms.size == 0:
+        return f"{run.name}: no probe yet."
+    if not np.isfinite(rms).all() or rms.min() <= 0:
+        return f"{run.name}: the last probe holds values that are not positive numbers."
+    if run.block_ends:
+        return _reset(run, rms)
+    if run.layout_sizes:
+        return (
+            f"{run.name}: every sublayer is a block of its own, so no sum builds up; "
+            f"the RMS lies between {rms.min():.3g} and {rms.max():.3g}."
+        )
+    return f"{run.name}: the running sum {_growth(rms)}."
+
+
+def _growth(rms: np.ndarray) -> str:
+    ratio, rank = rms[-1] / rms[0], rank_correlation(rms)
+    if ratio >= GROWTH and rank >= RANK:
+        trend = "grows with depth"
+    elif ratio <= 1 / GROWTH and rank <= -RANK:
+        trend = "shrinks with depth"
+    else:
+        trend = "shows no clear growth with depth at this size"
+    return (
+        f"{trend}: its RMS after the last sublayer is {ratio:.3g} times that after the first "
+        f"(rank correlation with depth {rank:.2f})"
+    )
+
+
+def _reset(run: Run, rms: np.ndarray) -> str:
+    inner = [end for end in run.block_ends if end + 1 < rms.size]
+    if not inner:
+        return f"{run.name}: one block only, so there is no block end to fall back at."
+    ratios = [rms[end + 1] / rms[end] for end in inner]
+    n_falls = sum(ratio < 1 for ratio in ratios)
+    ratio = statistics.median(ratios)
+    falls = ratio <= FALL and n_falls >= SHARE * len(inner)
+    trend = "falls back" if falls else "shows no clear fall at this size"
+    return (
+        f"{run.name}: the running sum {trend} at block ends: it is lower after {n_falls} of "
+        f"{len(inner)}, where the next sublayer starts a new sum with a median of {ratio:.2f} "
+        f"times the RMS before. Its largest RMS is {rms.max():.3g}."
+    )
+
+
+def rank_correlation(values: np.ndarray) -> float:
+    """Spearman's correlation of values with their place; 0 where all are equal."""
+    ranks = (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
+    if values.size < 2 or ranks.std() == 0:
+        return 0.0
+    return float(np.corrcoef(ranks, np.arange(values.size))[0, 1])
+
+
+def _last_list(run: Run, key: str) -> np.ndarray:
+    return np.array((run.last("probe") or {}).get(key) or [], dtype=float)
+
+
+def _method_words(run: Run) -> str:
+    if run.method == "standard":
+        return "Each sublayer reads one running sum and adds its output to it."
+    if run.method != "attn_res":
+        return ""
+    reads = "the embedding and the output of every sublayer before it"
+    if run.block_ends:
+        reads = "the embedding, the sum of each finished block and the sum so far of its own"
+    return (
+        f"Before each sublayer, a learned query weighs {reads}; "
+        "the sublayer reads their weighted mean."
+    )
+
+
+def _model_words(runs: Sequence[Run]) -> str:
+    n_layers, dim = _shared(runs, "model.n_layers"), _shared(runs, "model.dim")
+    family, sizes = _shared(runs, "model.family"), _parameter_words(runs)
+    what = f"{len(runs)} language models" if len(runs) > 1 else "One language model"
+    words = what if family is None else f"{what} of the {family} family"
+    facts = []
+    if n_layers is not None:
+        facts += [f"{n_layers} layers, that is {2 * n_layers} sublayers (attention and MLP)"]
+    facts += [] if dim is None else [f"a width of {dim}"]
+    facts += [sizes] if sizes else []
+    return f"{words}, trained from scratch" + (f": {', '.join(facts)}." if facts else ".")
+
+
+def _parameter_words(runs: Sequence[Run]) -> str:
+    starts = (run.last("start") or {} for run in runs)
+    counts = [row["n_params"] for row in starts if row.get("n_params")]
+    if not counts:
+        return ""
+    low, high = _millions(min(counts)), _millions(max(counts))
+    return f"{low} million parameters" if low == high else f"{low} to {high} million parameters"
+
+
+def _training_words(runs: Sequence[Run]) -> str:
+    n_steps, batch, length = (_shared(runs, key) for key in ("n_steps", "batch_size", "seq_len"))
+    data = _shared(runs, "data")
+    words = ""
+    if n_steps and batch and length:
+        words = (
+            f"Each is trained for {n_steps:,} steps of {batch:,} sequences of {length:,} tokens, "
+            f"{_millions(n_steps * batch * length)} million tokens in all."
+        )
+    if not isinstance(data, dict) or not data:
+        return words
+    facts = ", ".join(f"{key} {_plain(value)}" for key, value in flatten(data).items())
+    return f"{words} Data: {facts}.".strip()
+
+
+def _shared(runs: Sequence[Run], dotted: str) -> Any:
+    values = [entry(run.recipe, dotted) for run in runs]
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _has_seeds(runs: Sequence[Run]) -> bool:
+    return any(len(group) > 1 for group in _same_but_seed(runs))
+
+
+def _same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        fields = flatten(run.recipe).items()
+        same = {k: v for k, v in fields if k != "name" and k.rpartition(".")[2] != "seed"}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
+    return list(groups.values())
+
+
+def _spread(group: list[Run]) -> str:
+    names = ", ".join(run.name for run in group)
+    rows = [run.last("validation") for run in group if run.is_finished]
+    losses = [row["loss"] for row in rows if row is not None]
+    if len(losses) < 2:
+        return f"{names}: {len(group)} {'seed' if len(group) == 1 else 'seeds'}."
+    return (
+        f"{names}: {len(group)} seeds, final validation loss {np.mean(losses):.4f} on average, "
+        f"standard deviation {np.std(losses, ddof=1):.4f} over {len(losses)} finished runs."
+    )
+
+
+def _millions(count: float) -> str:
+    return f"{count / 1e6:,.3g}" if count < 1e9 else f"{count / 1e6:,.0f}"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
