@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from attnres.models import AttnResForCausalLM
 
 
+def _check_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder of a transformers family and the residual that joins its sublayers."""
@@ -103,10 +110,3 @@ class Recipe:
         data = asdict(self)
         data["model"]["residual"] = residual_to_json(self.model.residual)
         return data
-
-
-def _check_positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
