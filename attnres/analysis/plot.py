@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,7 +138,7 @@ def depth_weights(runs: Sequence[Run], theme: Theme) -> Figure:
             aspect="auto",
             interpolation="nearest",
         )
-        axes.set_title(_escape(run.name), color=theme.ink, fontsize=11)
+        axes.set_title(fill(_escape(run.name), 44), color=theme.ink, fontsize=11)
         axes.grid(False)
         _label_axes(axes, "source", "reader (depth)", theme)
         _ticks(axes.set_xticks, sources, 8)
@@ -243,11 +244,12 @@ def _with_legend(
 ) -> Figure:
     from matplotlib.lines import Line2D
 
+    longest = max(map(len, styles), default=0)
     handles = [Line2D([], [], label=_escape(name), **style) for name, style in styles.items()]
     figure.legend(
         handles=[*handles, *more],
         loc="outside upper left",
-        ncols=4,
+        ncols=max(1, min(4, 100 // (longest + 8))),
         frameon=False,
         fontsize=11,
         labelcolor=theme.ink,
