@@ -25,6 +25,8 @@ Style = dict[str, Any]  # keyword arguments of a line
 LINES = ("-", "--", "-.", (0, (1, 1.2)))
 MARKERS = ("o", "s", "^", "v", "P")
 BLOCK_END: Style = {"marker": "D", "ms": 9, "mfc": "none", "mew": 1.4, "linestyle": "none"}
+LEGEND_WIDTH = 100  # letters
+LEGEND_ROW = 0.24  # inches
 WIDE = 20.0  # a ratio of largest to smallest beyond which an axis is logarithmic
 
 
@@ -244,12 +246,15 @@ def _with_legend(
 ) -> Figure:
     from matplotlib.lines import Line2D
 
-    longest = max(map(len, styles), default=0)
     handles = [Line2D([], [], label=_escape(name), **style) for name, style in styles.items()]
+    handles += more
+    n_columns = max(1, min(4, LEGEND_WIDTH // (8 + max(map(len, styles)))))
+    n_rows = -(-len(handles) // n_columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * (n_rows - 1))
     figure.legend(
-        handles=[*handles, *more],
+        handles=handles,
         loc="outside upper left",
-        ncols=max(1, min(4, 100 // (longest + 8))),
+        ncols=n_columns,
         frameon=False,
         fontsize=11,
         labelcolor=theme.ink,

@@ -74,6 +74,17 @@ def test_a_wide_range_is_drawn_on_a_logarithm(make, tmp_path):
     assert stream.get_yscale() == "log"
 
 
+def test_a_long_legend_takes_no_room_from_the_curves(make, tmp_path):
+    paths = [make.run(tmp_path, f"a-rather-long-name-for-a-run-in-a-sweep-{i}") for i in range(9)]
+    runs = [load_run(path) for path in paths]
+    few, many = (plot.train_loss(runs[:n], plot.LIGHT) for n in (1, 9))
+    heights = []
+    for figure in (few, many):
+        plot.png(figure)
+        heights.append(figure.axes[0].get_position().height * figure.get_figheight())
+    assert heights[1] == pytest.approx(heights[0], rel=0.05)
+
+
 def test_runs_are_told_apart_by_more_than_colour(folder):
     styles = plot._styles(load_runs(folder), plot.LIGHT).values()
     assert len({(style["linestyle"], style["marker"]) for style in styles}) == 3
