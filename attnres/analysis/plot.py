@@ -66,9 +66,8 @@ def train_loss(runs: Sequence[Run], theme: Theme) -> Figure:
     styles = _styles(runs, theme)
     for run in runs:
         steps, losses = run.column("train", "loss")
-        style: Style = styles[run.name] | {"marker": ""}
-        axes.plot(steps, losses, color=style["color"], alpha=0.45, linewidth=1.0)
-        axes.plot(steps, running_mean(losses), **style)
+        axes.plot(steps, losses, color=styles[run.name]["color"], alpha=0.45, linewidth=1.0)
+        _plot(axes, steps, running_mean(losses), styles[run.name])
     _label_axes(axes, "step", "train loss (nats a token)", theme)
     return _with_legend(figure, styles, theme)
 
@@ -155,13 +154,13 @@ def depth_weights(runs: Sequence[Run], theme: Theme) -> Figure:
     return figure
 
 
-def running_mean(values: Sequence[float]) -> np.ndarray:
+def running_mean(values: Sequence[float]) -> list[float]:
     """Centred mean over `window` values; shorter at both ends."""
     kernel = np.ones(window(len(values)))
-    if not len(values):
-        return np.array([])
+    if not values:
+        return []
     totals = np.convolve(np.asarray(values, dtype=float), kernel, mode="same")
-    return totals / np.convolve(np.ones(len(values)), kernel, mode="same")
+    return list(totals / np.convolve(np.ones(len(values)), kernel, mode="same"))
 
 
 def window(n_values: int) -> int:

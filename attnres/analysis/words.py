@@ -181,7 +181,7 @@ def _model_words(runs: Sequence[Run]) -> str:
         facts += [f"{n_layers} layers, that is {2 * n_layers} sublayers (attention and MLP)"]
     facts += [] if dim is None else [f"a width of {dim}"]
     facts += [sizes] if sizes else []
-    return f"{words}, trained from scratch" + (f": {', '.join(facts)}." if facts else ".")
+    return words + (f": {', '.join(facts)}." if facts else ".")
 
 
 def _parameter_words(runs: Sequence[Run]) -> str:

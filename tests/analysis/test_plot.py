@@ -86,8 +86,9 @@ def test_a_long_legend_takes_no_room_from_the_curves(make, tmp_path):
 
 
 def test_runs_are_told_apart_by_more_than_colour(folder):
-    styles = plot._styles(load_runs(folder), plot.LIGHT).values()
-    assert len({(style["linestyle"], style["marker"]) for style in styles}) == 3
+    lines = plot.gradient_norm(load_runs(folder), plot.LIGHT).axes[0].get_lines()
+    assert len({line.get_linestyle() for line in lines}) == 3
+    assert len({str(line.get_marker()) for line in lines}) == 3
 
 
 def test_matplotlib_is_imported_late_and_without_global_state(folder):

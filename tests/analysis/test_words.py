@@ -19,8 +19,13 @@ def test_growth_of_the_running_sum_is_said(make, tmp_path):
     assert "correlation with depth 1.00" in sentence
 
 
-def test_no_growth_is_said(make, tmp_path):
-    assert "no clear growth" in trend(make, tmp_path, rms=make.flat)
+SLOW = [1 + 0.01 * depth for depth in range(12)]
+SPIKE = [*SLOW[::-1], 3.0]
+
+
+@pytest.mark.parametrize("rms", [[1.0] * 12, SLOW, SPIKE])
+def test_no_growth_is_said(make, tmp_path, rms):
+    assert "no clear growth" in trend(make, tmp_path, rms=rms)
 
 
 def test_shrinking_is_said(make, tmp_path):
@@ -94,6 +99,14 @@ def test_seeds_give_a_mean_and_a_deviation(folder, make):
     assert f"standard, standard-1: 2 seeds, final validation loss {mean:.4f} on average" in first
     assert f"standard deviation {0.2 / math.sqrt(2):.4f} over 2 finished runs" in first
     assert others == ["block: 1 seed.", "full: 1 seed."]
+
+
+def test_best_is_taken_at_the_end_among_finite_losses(folder, make):
+    make.edit(folder / "standard", lambda rows: [row | {"loss": math.nan} for row in rows])
+    best = words.best(load_runs(folder))
+    assert best.startswith(
+        f"Lowest validation loss at step 100: block, {3.9 + 3 * math.exp(-5):.4f}."
+    )
 
 
 def test_best_is_taken_where_all_runs_were_validated(folder, make):
