@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ Style = dict[str, Any]  # keyword arguments of a line
 LINES = ("-", "--", "-.", (0, (1, 1.2)))
 MARKERS = ("o", "s", "^", "v", "P")
 BLOCK_END: Style = {"marker": "D", "ms": 9, "mfc": "none", "mew": 1.4, "linestyle": "none"}
+LEGEND_WIDTH = 100  # letters
+LEGEND_ROW = 0.24  # inches
 WIDE = 20.0  # a ratio of largest to smallest beyond which an axis is logarithmic
 
 
@@ -63,9 +66,8 @@ def train_loss(runs: Sequence[Run], theme: Theme) -> Figure:
     styles = _styles(runs, theme)
     for run in runs:
         steps, losses = run.column("train", "loss")
-        style: Style = styles[run.name] | {"marker": ""}
-        axes.plot(steps, losses, color=style["color"], alpha=0.45, linewidth=1.0)
-        axes.plot(steps, running_mean(losses), **style)
+        axes.plot(steps, losses, color=styles[run.name]["color"], alpha=0.45, linewidth=1.0)
+        _plot(axes, steps, running_mean(losses), styles[run.name])
     _label_axes(axes, "step", "train loss (nats a token)", theme)
     return _with_legend(figure, styles, theme)
 
@@ -137,7 +139,7 @@ def depth_weights(runs: Sequence[Run], theme: Theme) -> Figure:
             aspect="auto",
             interpolation="nearest",
         )
-        axes.set_title(_escape(run.name), color=theme.ink, fontsize=11)
+        axes.set_title(fill(_escape(run.name), 44), color=theme.ink, fontsize=11)
         axes.grid(False)
         _label_axes(axes, "source", "reader (depth)", theme)
         _ticks(axes.set_xticks, sources, 8)
@@ -152,13 +154,13 @@ def depth_weights(runs: Sequence[Run], theme: Theme) -> Figure:
     return figure
 
 
-def running_mean(values: Sequence[float]) -> np.ndarray:
+def running_mean(values: Sequence[float]) -> list[float]:
     """Centred mean over `window` values; shorter at both ends."""
     kernel = np.ones(window(len(values)))
-    if not len(values):
-        return np.array([])
+    if not values:
+        return []
     totals = np.convolve(np.asarray(values, dtype=float), kernel, mode="same")
-    return totals / np.convolve(np.ones(len(values)), kernel, mode="same")
+    return list(totals / np.convolve(np.ones(len(values)), kernel, mode="same"))
 
 
 def window(n_values: int) -> int:
@@ -244,10 +246,14 @@ def _with_legend(
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=_escape(name), **style) for name, style in styles.items()]
+    handles += more
+    n_columns = max(1, min(4, LEGEND_WIDTH // (8 + max(map(len, styles)))))
+    n_rows = -(-len(handles) // n_columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * (n_rows - 1))
     figure.legend(
-        handles=[*handles, *more],
+        handles=handles,
         loc="outside upper left",
-        ncols=4,
+        ncols=n_columns,
         frameon=False,
         fontsize=11,
         labelcolor=theme.ink,

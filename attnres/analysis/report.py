@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def write_report(folder: Path) -> Path:
 
 def render(runs: Sequence[Run], experiment: str) -> str:
     """The page as text."""
+    _require("jinja2", "matplotlib")
     from jinja2 import Environment, StrictUndefined
 
     source = files("attnres.analysis").joinpath("report.html").read_text(encoding="utf-8")
@@ -85,6 +87,15 @@ def pictures(runs: Sequence[Run]) -> dict[str, Picture]:
     if any(len(entropy_over_training(run)[0]) > 1 for run in runs):
         figures["entropy"] = plot.weights_entropy, "Normalised entropy of depth weights by step."
     return {key: _picture(draw, runs, alt) for key, (draw, alt) in figures.items()}
+
+
+def _require(*names: str) -> None:
+    for name in names:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            line = f"a report needs {name}: pip install 'attention-residuals[report]'"
+            raise ModuleNotFoundError(line) from error
 
 
 def _picture(draw: plot.Draw, runs: Sequence[Run], alt: str) -> Picture:

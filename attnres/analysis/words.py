@@ -181,7 +181,7 @@ def _model_words(runs: Sequence[Run]) -> str:
         facts += [f"{n_layers} layers, that is {2 * n_layers} sublayers (attention and MLP)"]
     facts += [] if dim is None else [f"a width of {dim}"]
     facts += [sizes] if sizes else []
-    return f"{words}, trained from scratch" + (f": {', '.join(facts)}." if facts else ".")
+    return words + (f": {', '.join(facts)}." if facts else ".")
 
 
 def _parameter_words(runs: Sequence[Run]) -> str:
@@ -218,12 +218,13 @@ def _has_seeds(runs: Sequence[Run]) -> bool:
 
 
 def _same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    groups: dict[str, list[Run]] = {}
+    """Runs in groups that differ by the seed alone, one run a seed."""
+    groups: dict[str, dict[int, Run]] = {}
     for run in runs:
         fields = flatten(run.recipe).items()
         same = {k: v for k, v in fields if k != "name" and k.rpartition(".")[2] != "seed"}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
-    return list(groups.values())
+        groups.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(run.seed, run)
+    return [list(group.values()) for group in groups.values()]
 
 
 def _spread(group: list[Run]) -> str:

@@ -18,7 +18,9 @@ def write_run(folder, name, *, method="standard", sizes=(), rms=None, n_steps=10
     """A finished run of 12 sublayers, probed twice; overrides go to the recipe."""
     path = folder / name
     path.mkdir(parents=True)
-    (path / "recipe.json").write_text(json.dumps(recipe(name, method, n_steps) | overrides))
+    (path / "recipe.json").write_text(
+        json.dumps(recipe(name, method, n_steps, len(sizes)) | overrides)
+    )
     env = {"versions": {"torch": "2.13.0"}, "commit": "abc123", "device": "cpu", "n_threads": 2}
     (path / "env.json").write_text(json.dumps(env))
     rows = metrics(list(sizes), rms or GROWING, n_steps, best=4.0 if method == "standard" else 3.9)
@@ -26,8 +28,8 @@ def write_run(folder, name, *, method="standard", sizes=(), rms=None, n_steps=10
     return path
 
 
-def recipe(name, method, n_steps):
-    residual = {"method": method, "n_blocks": 4} if method == "attn_res" else {"method": method}
+def recipe(name, method, n_steps, n_blocks):
+    residual = {"method": method} | ({"n_blocks": n_blocks} if n_blocks else {})
     return {
         "name": name,
         "seed": 0,
@@ -76,9 +78,17 @@ def n_sources(sizes):
 
 def edit_metrics(path: Path, edit):
     """Replace the lines of a run by what `edit` makes of them."""
+
+    def edit_lines(text):
+        rows = edit([json.loads(line) for line in text.splitlines()])
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    edit_text(path, edit_lines)
+
+
+def edit_text(path: Path, edit):
     file = path / "metrics.jsonl"
-    rows = edit([json.loads(line) for line in file.read_text().splitlines()])
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.write_text(edit(file.read_text()))
 
 
 @pytest.fixture
@@ -86,6 +96,7 @@ def make():
     return SimpleNamespace(
         run=write_run,
         edit=edit_metrics,
+        edit_text=edit_text,
         growing=GROWING,
         flat=FLAT,
         resetting=RESETTING,
@@ -93,11 +104,24 @@ def make():
     )
 
 
-@pytest.fixture
-def folder(tmp_path, make):
+def write_demo(folder):
     """A standard, a Block and a Full run."""
-    folder = tmp_path / "demo"
-    make.run(folder, "standard")
-    make.run(folder, "block", method="attn_res", sizes=BLOCKS, rms=RESETTING)
-    make.run(folder, "full", method="attn_res", sizes=[1] * 12, rms=FLAT)
+    write_run(folder, "standard")
+    write_run(folder, "block", method="attn_res", sizes=BLOCKS, rms=RESETTING)
+    write_run(folder, "full", method="attn_res", sizes=[1] * 12, rms=FLAT)
     return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_demo(tmp_path / "demo")
+
+
+@pytest.fixture(scope="session")
+def demo_page(tmp_path_factory):
+    """The report of the demo, for tests that only read it."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    from attnres.analysis.report import write_report
+
+    return write_report(write_demo(tmp_path_factory.mktemp("runs") / "demo")).read_text("utf-8")
