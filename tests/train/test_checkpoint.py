@@ -159,7 +159,6 @@ def test_a_step_is_replaced(tmp_path):
     path = save(tmp_path, 3, run)
     assert names(tmp_path) == ["step-00000003"]
     weight = run[0].embed.weight.detach().clone()
-    checkpoint.load(path, *build()[:2])
     other = build(seed=1)
     checkpoint.load(path, other[0], other[1])
     assert torch.equal(other[0].embed.weight, weight)
@@ -174,6 +173,39 @@ def test_leftovers_go_with_the_next_save(tmp_path):
     assert ".tmp-step-00000002" in names(tmp_path)
     save(tmp_path, 2)
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-notes"]
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    events, fsync, rename = [], os.fsync, os.rename
+
+    def note_fsync(descriptor):
+        events.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def note_rename(source, target):
+        events.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    path = save(tmp_path, 1)
+    at = events.index("rename")
+    assert set(events[:at]) == {file.stat().st_ino for file in (path, *path.iterdir())}
+    assert events[at + 1 :] == [tmp_path.stat().st_ino]
+
+
+def test_cuda_generator_travels_too(tmp_path, monkeypatch):
+    state, restored = torch.arange(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
+    run = build()
+    path = save(tmp_path, 1, run)
+    for available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda here=available: here)
+        checkpoint.load(path, run[0], run[1])
+        assert len(restored) == available
+    assert torch.equal(restored[0], state)
 
 
 def truncate(path):
@@ -344,6 +376,7 @@ def test_a_crash_at_any_call_leaves_a_whole_checkpoint(tmp_path, monkeypatch, st
         assert newest is not None
         assert checkpoint.load(newest, run[0], run[1])["step"] in (2, step)
         found.add(newest.name)
+        assert not any(checkpoint.damage(path) for path in folder.glob("step-*"))
         save(folder, 4, run)  # heals what the crash left
         assert len(names(folder)) == 2
         assert all(re.fullmatch(r"step-\d{8}", name) for name in names(folder))
