@@ -23,6 +23,7 @@ class Model(nn.Module):
         self.embed = nn.Embedding(6, 4)
         self.query = nn.Linear(4, 4)
         self.experts = nn.Parameter(torch.ones(2, 4, 4))
+        self.latents = nn.ParameterDict({"query": nn.Parameter(torch.ones(3, 4))})
         self.scale = nn.Parameter(torch.ones(()))
         self.norm = nn.RMSNorm(4)
         self.reader = Reader()
@@ -38,7 +39,7 @@ def names_of(groups):
 
 def test_every_kind_of_parameter_has_its_group():
     assert names_of(param_groups(Model(), OptimConfig())) == {
-        "matrices": ["query.weight"],
+        "matrices": ["query.weight", "latents.query"],
         "stacks": ["experts"],
         "embeddings": ["embed.weight", "head.weight"],
         "vectors": ["scale", "query.bias", "norm.weight"],
@@ -86,7 +87,7 @@ def test_muon_gets_hidden_matrices_alone():
     adamw, muon = build_optimizers(Model(), config)
     assert (type(adamw), type(muon)) == (torch.optim.AdamW, torch.optim.Muon)
     (group,) = muon.param_groups
-    assert group["param_names"] == ["query.weight"]
+    assert group["param_names"] == ["query.weight", "latents.query"]
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.3)
     assert group["adjust_lr_fn"] == "match_rms_adamw"
     groups = {group["name"]: group for group in adamw.param_groups}
@@ -115,7 +116,7 @@ def test_a_step_moves_each_kind_by_its_learning_rate():
     for optimizer in build_optimizers(model, config):
         optimizer.step()
     after = dict(model.named_parameters())
-    for name in ("query.weight", "experts", "embed.weight", "head.weight"):
+    for name in ("query.weight", "latents.query", "experts", "embed.weight", "head.weight"):
         torch.testing.assert_close(after[name], before[name] * 0.95)
     for name in ("scale", "query.bias", "norm.weight", "reader.key_weight"):
         assert torch.equal(after[name], before[name])
