@@ -1,0 +1,54 @@
+"""Tokens and their tokenizer on disk, found by content and never trusted without their checksum."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+def cache_folder() -> Path:
+    """$ATTNRES_CACHE, else $XDG_CACHE_HOME/attnres, else ~/.cache/attnres."""
+    if folder := os.environ.get("ATTNRES_CACHE"):
+        return Path(folder).expanduser()
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "attnres"
+    return Path.home() / ".cache" / "attnres"
+
+
+def load_entry(file: Path) -> tuple[dict[str, Tensor], str] | None:
+    """The tensors and the text of an entry; None where it is absent or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as entry:
+            tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118
+            metadata = entry.metadata() or {}
+    except (FileNotFoundError, SafetensorError):
+        return None
+    text = metadata.get("text", "")
+    return (tensors, text) if metadata.get("sha256") == _checksum(tensors, text) else None
+
+
+def store_entry(file: Path, tensors: Mapping[str, Tensor], text: str) -> None:
+    """Write an entry beside its place and move it there, so that no reader sees half of one."""
+    from safetensors.torch import save_file
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"text": text, "sha256": _checksum(tensors, text)}
+    with tempfile.TemporaryDirectory(prefix="new-", dir=file.parent) as folder:
+        draft = Path(folder) / file.name
+        save_file(dict(tensors), draft, metadata)
+        os.replace(draft, file)
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
