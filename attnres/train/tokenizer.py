@@ -42,7 +42,7 @@ def byte_tokenizer() -> "Tokenizer":
 
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.ByteFallback()
     tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     return tokenizer
 

@@ -1,5 +1,6 @@
 """The embedded corpus is whole; local files are read as they are; bad ones are named."""
 
+import logging
 import os
 import socket
 
@@ -105,9 +106,14 @@ def test_reading_is_offline_quiet_and_leaves_nothing_behind(tmp_path, cache, mon
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     read_documents(tmp_path / "a.jsonl")
     (tmp_path / "bad.jsonl").write_text('{"text": \n')
+    logged = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", logged.append)
+    monkeypatch.setattr(logging.getLogger("datasets"), "handlers", [handler])
     with pytest.raises(ValueError, match="cannot be read"):
         read_documents(tmp_path / "bad.jsonl")
     assert not asked
+    assert not logged
     assert capfd.readouterr() == ("", "")
     assert not datasets.are_progress_bars_disabled()
     assert list(cache.iterdir()) == []

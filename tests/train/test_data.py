@@ -154,6 +154,11 @@ def test_whatever_changes_the_tokens_changes_the_entry(config, cache, folder, mo
     assert n_entries() == 7
 
 
+def test_the_place_of_the_split_is_part_of_the_key():
+    after_two = module._key(DataConfig(), ["a", "b"], ["c"])
+    assert after_two != module._key(DataConfig(), ["a"], ["b", "c"])
+
+
 def test_pack_keeps_whole_sequences():
     assert pack(torch.arange(7), 3).tolist() == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(ValueError, match="7 tokens are fewer than one sequence: seq_len 8"):
