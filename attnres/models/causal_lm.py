@@ -158,8 +158,9 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
         )
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, Residual):
-            module.reset_parameters()
+        # a part that owns parameters: its parent, which owns none itself, counts as loaded
+        if any(module is part for part in self.residual.modules()):
+            self.residual.reset_parameters()
         else:
             super()._init_weights(module)
 
