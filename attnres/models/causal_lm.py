@@ -6,6 +6,7 @@ forward of a base model is copied and nothing is kept between calls. Weights kee
 base model, so a plain checkpoint fits; the residual adds `residual.*`.
 """
 
+from functools import cache
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -61,10 +62,15 @@ def join_by(residual: Residual, model: PreTrainedModel) -> None:
 
 def _extend(module: nn.Module, front: type, residual: Residual, **attributes: Any) -> None:
     """Put `front` before the module's class; parameters, their names and hooks stay."""
-    own = type(module)
-    module.__class__ = type(f"{front.__name__}{own.__name__}", (front, own), {})
+    module.__class__ = _in_front(front, type(module))
     for name, value in {"residual_of": (residual,), **attributes}.items():
         setattr(module, name, value)
+
+
+@cache
+def _in_front(front: type, own: type) -> type:
+    """One class for all layers: FSDP and accelerate choose layers by their class."""
+    return type(f"{front.__name__}{own.__name__}", (front, own), {})
 
 
 class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
