@@ -8,7 +8,7 @@ from tiny_models import FAMILIES, assert_same, build, gradients, tokens
 
 
 def count_calls(model) -> Counter:
-    """Calls of each sublayer; before it runs, since recomputation stops at the last saved tensor."""
+    """Counted before a sublayer runs, since recomputation stops at the last saved tensor."""
     calls: Counter = Counter()
     for i, layer in enumerate(model.model.layers):
         for name in ("self_attn", "mlp"):

@@ -90,9 +90,7 @@ def loop_over_depth(model: Any, tokens_BT: Tensor, closing: set[int]) -> Tensor:
 
 
 @families
-@pytest.mark.parametrize(
-    ("residual", "closing"), [("full", {0, 1, 2, 3, 4, 5}), ("block", {2, 5})]
-)
+@pytest.mark.parametrize(("residual", "closing"), [("full", {0, 1, 2, 3, 4, 5}), ("block", {2, 5})])
 def test_attn_res_is_its_definition(family, residual, closing, monkeypatch):
     model = build(family, residual).double()
     compute_norms_in_their_dtype(monkeypatch, model)
@@ -111,9 +109,7 @@ def test_attn_res_is_its_definition(family, residual, closing, monkeypatch):
 
 
 @families
-@pytest.mark.parametrize(
-    ("residual", "closing"), [("full", {0, 1, 2, 3, 4, 5}), ("block", {2, 5})]
-)
+@pytest.mark.parametrize(("residual", "closing"), [("full", {0, 1, 2, 3, 4, 5}), ("block", {2, 5})])
 def test_attn_res_has_the_gradients_of_its_definition(family, residual, closing, monkeypatch):
     model = build(family, residual).double()
     compute_norms_in_their_dtype(monkeypatch, model)
@@ -132,7 +128,7 @@ def test_attn_res_has_the_gradients_of_its_definition(family, residual, closing,
 
 @pytest.mark.parametrize("residual", ["full", "block"])
 def test_zero_queries_are_the_baseline_up_to_the_epsilon_of_each_norm(residual, monkeypatch):
-    small = {"initializer_range": 0.02, "rms_norm_eps": 1e-5}
+    small: dict[str, Any] = {"initializer_range": 0.02, "rms_norm_eps": 1e-5}
     baseline = plain(**small).double()
     model = build(residual=residual, trained=False, **small).double()
     model.load_state_dict(baseline.state_dict(), strict=False)

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 
+OURS: Any = AttnResForCausalLM
 LOADERS = [AttnResForCausalLM, AutoModelForCausalLM]
 
 
@@ -48,7 +49,7 @@ def test_a_reloaded_model_is_the_saved_one(family, residual, tied, loader, tmp_p
     model.save_pretrained(tmp_path)
     loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is AttnResForCausalLM
-    assert not (info["missing_keys"] or info["unexpected_keys"] or info["mismatched_keys"])
+    assert not any(info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched"))
     assert_same(loaded.state_dict(), model.state_dict())
     assert torch.equal(loaded(tokens()).logits, model.eval()(tokens()).logits)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
@@ -152,7 +153,7 @@ def test_an_edited_config_file_is_refused(edit, tmp_path):
 def test_readers_that_a_plain_checkpoint_lacks_have_their_start_values(family, residual, tmp_path):
     source = plain(family)
     source.save_pretrained(tmp_path)
-    model, info = AttnResForCausalLM.from_pretrained(
+    model, info = OURS.from_pretrained(
         tmp_path, config=config(family, residual), output_loading_info=True
     )
     assert info["missing_keys"] == {f"residual.{name}" for name in model.residual.state_dict()}
@@ -167,7 +168,7 @@ def test_readers_that_the_checkpoint_has_are_kept_beside_one_that_it_lacks(tmp_p
     state = model.state_dict()
     lost = {name: state.pop(name) for name in list(state) if "readers.2." in name}
     model.save_pretrained(tmp_path, state_dict=state)
-    loaded, info = AttnResForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, info = OURS.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == lost.keys()
     found = loaded.state_dict()
     assert_same({name: found[name] for name in state}, state)
@@ -183,9 +184,7 @@ def test_a_plain_checkpoint_without_a_config_of_ours_is_refused(tmp_path):
 
 def test_weights_may_come_without_a_folder():
     model = build()
-    loaded = AttnResForCausalLM.from_pretrained(
-        None, config=config(), state_dict=model.state_dict()
-    )
+    loaded = OURS.from_pretrained(None, config=config(), state_dict=model.state_dict())
     assert_same(loaded.state_dict(), model.state_dict())
 
 

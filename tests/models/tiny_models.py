@@ -60,8 +60,8 @@ def config(family: str = "llama", residual: str = "block", **changes: Any) -> At
 
 def build(
     family: str = "llama", residual: str = "block", *, trained: bool = True, **changes: Any
-) -> AttnResForCausalLM:
-    """A model with random weights; `trained` also moves its readers from their start values."""
+) -> Any:
+    """An AttnResForCausalLM with random weights; `trained` moves its readers from their start."""
     torch.manual_seed(0)
     model = AttnResForCausalLM(config(family, residual, **changes))
     return randomise_readers(model) if trained else model
