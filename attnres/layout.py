@@ -6,8 +6,7 @@ called `block_size`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -24,12 +23,15 @@ class BlockLayout:
     """
 
     sizes: tuple[int, ...]
+    # depth of each closing sublayer; no cached_property, whose lock torch.compile cannot trace
+    ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         for size in self.sizes:
             _check_count("sublayers in a block", size)
         if not self.sizes:
             raise ValueError("a layout needs at least one block, got sizes=()")
+        object.__setattr__(self, "ends", tuple(end - 1 for end in accumulate(self.sizes)))
 
     @classmethod
     def full(cls, n_sublayers: int) -> "BlockLayout":
@@ -83,11 +85,6 @@ class BlockLayout:
     @property
     def n_blocks(self) -> int:
         return len(self.sizes)
-
-    @cached_property
-    def ends(self) -> tuple[int, ...]:
-        """Depth of the sublayer that closes each block."""
-        return tuple(end - 1 for end in accumulate(self.sizes))
 
     def closes_after(self, depth: int) -> bool:
         """Whether the sublayer at `depth` completes a block."""

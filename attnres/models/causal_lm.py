@@ -6,8 +6,10 @@ forward of a base model is copied and nothing is kept between calls. Weights kee
 base model, so a plain checkpoint fits; the residual adds `residual.*`.
 """
 
+from functools import cache
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -17,6 +19,8 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.generic import can_return_tuple
 
 from attnres.models.config import AttnResCausalLMConfig
 from attnres.models.sublayers import Sublayer, sublayers_of
@@ -53,18 +57,25 @@ class FinishingNorm(nn.Module):
 def join_by(residual: Residual, model: PreTrainedModel) -> None:
     """Let `residual` join the sublayers of a base model (without a head), in place."""
     sublayers = sublayers_of(model.config.model_type)
-    for i, layer in enumerate(cast(nn.ModuleList, model.layers)):
+    layers = cast(nn.ModuleList, model.layers)
+    for i, layer in enumerate(layers):
         first_depth = i * len(sublayers)
         _extend(layer, DepthLayer, residual, sublayers=sublayers, first_depth=first_depth)
     _extend(cast(nn.Module, model.norm), FinishingNorm, residual)
+    model._no_split_modules = {type(layer).__name__ for layer in layers}
 
 
 def _extend(module: nn.Module, front: type, residual: Residual, **attributes: Any) -> None:
     """Put `front` before the module's class; parameters, their names and hooks stay."""
-    own = type(module)
-    module.__class__ = type(f"{front.__name__}{own.__name__}", (front, own), {})
+    module.__class__ = _in_front(front, type(module))
     for name, value in {"residual_of": (residual,), **attributes}.items():
         setattr(module, name, value)
+
+
+@cache
+def _in_front(front: type, own: type) -> type:
+    """One class for all layers: FSDP and accelerate choose layers by their class."""
+    return type(f"{front.__name__}{own.__name__}", (front, own), {})
 
 
 class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
@@ -86,14 +97,15 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: AttnResCausalLMConfig):
         super().__init__(config)
+        config.check_residual_state()
         text = config.text_config
         self.residual = config.residual_config.build(text.hidden_size, config.n_sublayers)
-        self.model = AutoModel.from_config(text)
+        self.model = AutoModel.from_config(text, dtype=torch.get_default_dtype())
         join_by(self.residual, self.model)
-        self._no_split_modules = [type(self.model.layers[0]).__name__]
         self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -114,6 +126,8 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
             ValueError: `output_hidden_states` (there is no single hidden state between layers).
         """
         self._refuse(kwargs)
+        if self.config.output_attentions:
+            kwargs.setdefault("output_attentions", True)
         outputs: BaseModelOutputWithPast = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -123,9 +137,8 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden_BTD = cast(Tensor, outputs.last_hidden_state)
-        logits_BTV = self.lm_head(hidden_BTD[:, kept])
+        logits_BTV = self.lm_head(slice_logits_to_keep(hidden_BTD, logits_to_keep))
         loss = None
         if labels is not None:
             vocab_size = self.config.text_config.vocab_size
@@ -137,7 +150,9 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
     def _refuse(self, kwargs: dict[str, Any]) -> None:
         if kwargs.get("past_key_values") is not None:
             raise ValueError("the KV cache is called cache, not past_key_values, in transformers 5")
-        if kwargs.pop("output_hidden_states", None) or self.config.output_hidden_states:
+        configs = (self.config, self.config.text_config)
+        asked = kwargs.pop("output_hidden_states", None)
+        if asked or any(config.output_hidden_states for config in configs):
             raise ValueError(
                 "output_hidden_states: between layers there is a residual state, not one hidden "
                 "state; attnres.analysis.probe measures it"
@@ -151,28 +166,40 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> None:
         """As in transformers; re-entrant checkpointing would lose the gradients of a state."""
         settings = activation_checkpointing_kwargs or {}
-        if settings.get("use_reentrant"):
-            raise ValueError("use_reentrant=True loses the gradients of a residual state")
+        if settings.get("use_reentrant", False) is not False:  # torch takes None for True
+            raise ValueError(
+                "use_reentrant must be False, or the gradients of a residual state are lost; got "
+                f"{settings['use_reentrant']}"
+            )
         super().activation_checkpointing_enable(
             {"use_reentrant": False, **settings}, *args, **kwargs
         )
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, Residual):
-            module.reset_parameters()
+        # a part that owns parameters: its parent, which owns none itself, counts as loaded
+        if any(module is part for part in self.residual.modules()):
+            self.residual.reset_parameters()
         else:
             super()._init_weights(module)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """As in transformers; ValueError where `config` asks for another residual."""
-        model = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs):
+        """As in transformers; a plain checkpoint of the family loads where `config` is given.
+
+        Raises:
+            ValueError: a checkpoint of another residual, or a plain one without `config`.
+        """
+        path, saved = pretrained_model_name_or_path, {}
+        if path is not None:
+            saved, _ = AttnResCausalLMConfig.get_config_dict(path, **kwargs)
+        if config is None and saved.get("model_type", "attnres") != "attnres":
+            raise ValueError(
+                f"{path} is a plain {saved['model_type']!r} checkpoint: give config="
+                "AttnResCausalLMConfig(text_config=..., residual=...)"
+            )
+        model = super().from_pretrained(path, *args, config=config, **kwargs)
         loaded = model[0] if isinstance(model, tuple) else model
-        saved, _ = AttnResCausalLMConfig.get_config_dict(pretrained_model_name_or_path)
-        asked = {"residual": loaded.config.residual, "residual_state": loaded.config.residual_state}
-        for key, value in asked.items():
-            if key in saved and saved[key] != value:
-                raise ValueError(f"the checkpoint was saved with {key}={saved[key]}, got {value}")
+        loaded.config.check_residual_state(saved.get("residual_state"))
         return model
 
 

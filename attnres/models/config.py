@@ -15,8 +15,9 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     Args:
         text_config: config of a supported family, for example `LlamaConfig(...)`.
         residual: {"method": "attn_res", "n_blocks": 8}, as `residual_to_json` writes it.
-        residual_state: what decides the model's function and no tensor shows (layout, its counting
-            version, epsilon). Derived; where it is given, as in a saved config, it must agree.
+        residual_state: what decides the model's function and no tensor shows (method, layout, its
+            counting version, epsilon). Derived; where it is given, as in a saved config, it must
+            agree.
 
     Raises:
         ValueError: an unknown family, method or setting; a `residual_state` that disagrees.
@@ -33,16 +34,30 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
+        attention = getattr(self.text_config, "_attn_implementation", None)
+        kwargs.setdefault("attn_implementation", attention)
         super().__post_init__(**kwargs)
         self.residual = self.residual or {"method": "attn_res"}
-        self.tie_word_embeddings = self.text_config.tie_word_embeddings
-        derived = self.residual_config.describe(self.n_sublayers)
-        if self.residual_state is not None and self.residual_state != derived:
-            raise ValueError(
-                f"the saved model has {self.residual_state}, but residual={self.residual} over "
-                f"{self.n_sublayers} sublayers gives {derived}"
-            )
-        self.residual_state = derived
+        text = self.text_config
+        self.tie_word_embeddings = text.tie_word_embeddings
+        self.dtype = self.dtype or text.dtype
+        if self.residual_state is None:
+            self.residual_state = self._derived_state()
+        self.check_residual_state()
+
+    def check_residual_state(self, saved: dict[str, Any] | None = None) -> None:
+        """ValueError where `residual` does not give `residual_state`, or that of a checkpoint."""
+        derived = self._derived_state()
+        for state in (self.residual_state, saved):
+            if state is not None and state != derived:
+                raise ValueError(
+                    f"residual={self.residual} over {self.n_sublayers} sublayers gives {derived}, "
+                    f"but the model was made with {state}"
+                )
+
+    def _derived_state(self) -> dict[str, Any]:
+        state = self.residual_config.describe(self.n_sublayers)
+        return {"method": self.residual["method"], **state}
 
     @property
     def n_sublayers(self) -> int:

@@ -45,7 +45,10 @@ class Residual(nn.Module, ABC, Generic[State]):
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Set every parameter to its start value, whatever else has initialised the model."""
+        """Set every parameter to its start value, whatever else has initialised the model.
+
+        By functions of `torch.nn.init`: transformers has these skip what a checkpoint gave.
+        """
 
     def stream(self, state: State) -> Tensor:
         """The sum that the last sublayer's output was added to, BTD (optional, for analysis)."""

@@ -1,0 +1,77 @@
+"""The config of a causal LM: what it keeps, derives and refuses."""
+
+import pytest
+import torch
+from tiny_models import FAMILIES, config, text_config, tokens
+from transformers import Gemma2Config, GPTNeoXConfig, Olmo2Config
+
+from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+
+LAYOUT = {"unit": "sublayers", "sizes": [3, 3], "counting": 1}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_state_of_the_residual_is_derived(family):
+    state = {"method": "attn_res", "layout": LAYOUT, "eps": 1e-6}
+    assert config(family).residual_state == state
+    assert config(family).n_sublayers == 6
+    assert config(family, "standard").residual_state == {"method": "standard"}
+
+
+@pytest.mark.parametrize("kind", [Gemma2Config, Olmo2Config, GPTNeoXConfig])
+def test_a_family_without_an_adapter_is_refused_by_name(kind):
+    with pytest.raises(ValueError, match=f"no adapter for the model family '{kind.model_type}'"):
+        AttnResCausalLMConfig(text_config=kind())
+
+
+def test_an_unknown_method_or_setting_is_refused():
+    with pytest.raises(ValueError, match="no residual method 'highroad'"):
+        AttnResCausalLMConfig(text_config=text_config(), residual={"method": "highroad"})
+    with pytest.raises(ValueError, match="has no setting 'block_size'"):
+        AttnResCausalLMConfig(
+            text_config=text_config(), residual={"method": "attn_res", "block_size": 4}
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "attn_res", "layout": LAYOUT, "eps": 1e-5},
+        {"method": "attn_res", "layout": {**LAYOUT, "counting": 0}, "eps": 1e-6},
+        {"method": "attn_res", "layout": {**LAYOUT, "sizes": [4, 2]}, "eps": 1e-6},
+        {"method": "standard"},
+    ],
+)
+def test_a_state_that_disagrees_is_refused_in_one_line_with_both_values(wrong):
+    residual = config().residual
+    with pytest.raises(ValueError, match="but the model was made with") as error:
+        AttnResCausalLMConfig(text_config=text_config(), residual=residual, residual_state=wrong)
+    assert str(wrong) in str(error.value)
+    assert str(config().residual_state) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_edited_after_it_was_made_builds_no_model():
+    edited = config()
+    edited.residual = {"method": "attn_res", "sublayers_per_block": 2}
+    with pytest.raises(ValueError, match=r"'sizes': \[2, 2, 2\].* was made with .*\[3, 3\]"):
+        AttnResForCausalLM(edited)
+
+
+@pytest.mark.parametrize("given", ["config", "dict"])
+def test_the_whole_model_takes_the_settings_of_its_text_config(given):
+    text = text_config(dtype="bfloat16", tie_word_embeddings=True, attn_implementation="eager")
+    made = AttnResCausalLMConfig(text_config=text if given == "config" else text.to_dict())
+    assert made.tie_word_embeddings
+    assert made.dtype == torch.bfloat16
+    if given == "config":  # transformers writes no attention implementation
+        assert AttnResForCausalLM(made).config.text_config._attn_implementation == "eager"
+
+
+def test_a_model_has_one_dtype_whatever_its_text_config_says():
+    model = AttnResForCausalLM(config(dtype="bfloat16"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model(tokens()).logits.dtype == torch.float32
+    made = AttnResForCausalLM._from_config(config(dtype="bfloat16"))
+    assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
+    assert made(tokens()).logits.dtype == torch.bfloat16
