@@ -7,6 +7,7 @@ S sources (the embedding, then blocks), D model width; `...` is any leading shap
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -45,6 +46,13 @@ def result_dtype(sources: Sequence[Tensor]) -> torch.dtype:
 def compute_dtype(sources: Sequence[Tensor]) -> torch.dtype:
     """float32, or float64 for float64 sources, so that the reference is its own oracle."""
     return torch.promote_types(result_dtype(sources), torch.float32)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Keeps the arithmetic in `compute_dtype`; the meta device has no autocast to switch off."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _stack(sources: Sequence[Tensor]) -> Tensor:
