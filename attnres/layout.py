@@ -26,6 +26,7 @@ class BlockLayout:
     sizes: tuple[int, ...]
 
     def __post_init__(self):
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # a list would be no key, and unequal
         for size in self.sizes:
             _check_count("sublayers in a block", size)
         if not self.sizes:
