@@ -6,8 +6,7 @@ called `block_size`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -24,6 +23,7 @@ class BlockLayout:
     """
 
     sizes: tuple[int, ...]
+    ends: tuple[int, ...] = field(init=False, repr=False, compare=False)  # depths that close blocks
 
     def __post_init__(self):
         object.__setattr__(self, "sizes", tuple(self.sizes))  # a list would be no key, and unequal
@@ -31,6 +31,8 @@ class BlockLayout:
             _check_count("sublayers in a block", size)
         if not self.sizes:
             raise ValueError("a layout needs at least one block, got sizes=()")
+        ends = tuple(end - 1 for end in accumulate(self.sizes))
+        object.__setattr__(self, "ends", ends)  # no cached_property: its lock stops torch.compile
 
     @classmethod
     def full(cls, n_sublayers: int) -> "BlockLayout":
@@ -84,11 +86,6 @@ class BlockLayout:
     @property
     def n_blocks(self) -> int:
         return len(self.sizes)
-
-    @cached_property
-    def ends(self) -> tuple[int, ...]:
-        """Depth of the sublayer that closes each block."""
-        return tuple(end - 1 for end in accumulate(self.sizes))
 
     def closes_after(self, depth: int) -> bool:
         """Whether the sublayer at `depth` completes a block."""
