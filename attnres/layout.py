@@ -23,15 +23,16 @@ class BlockLayout:
     """
 
     sizes: tuple[int, ...]
-    # depth of each closing sublayer; no cached_property, whose lock torch.compile cannot trace
-    ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    ends: tuple[int, ...] = field(init=False, repr=False, compare=False)  # depths that close blocks
 
     def __post_init__(self):
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # a list would be no key, and unequal
         for size in self.sizes:
             _check_count("sublayers in a block", size)
         if not self.sizes:
             raise ValueError("a layout needs at least one block, got sizes=()")
-        object.__setattr__(self, "ends", tuple(end - 1 for end in accumulate(self.sizes)))
+        ends = tuple(end - 1 for end in accumulate(self.sizes))
+        object.__setattr__(self, "ends", ends)  # no cached_property: its lock stops torch.compile
 
     @classmethod
     def full(cls, n_sublayers: int) -> "BlockLayout":

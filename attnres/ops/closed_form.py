@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from attnres.ops.reference import compute_dtype, result_dtype
+from attnres.ops.reference import compute_dtype, result_dtype, without_autocast
 
 
 class Statistics(NamedTuple):
@@ -48,11 +47,15 @@ class _DepthAttention(torch.autograd.Function):
         return _mix(stats.alpha_S, sources).to(result_dtype(sources))
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, *grad_outputs):  # pyright: ignore  the decorator hides the signature
+    def backward(ctx, *grad_outputs):
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "the closed form of depth attention has no second derivative (create_graph=True); "
+                "impl='reference' has one"
+            )
         (grad_D,) = grad_outputs
         query_D, key_weight_D, rstd_S, logits_S, alpha_S, *sources = ctx.saved_tensors
-        with torch.autocast(grad_D.device.type, enabled=False):
+        with without_autocast(grad_D.device):
             folded_D = _fold(query_D, key_weight_D, sources)
             grad_D = grad_D.to(folded_D.dtype)
             slope_S = _slope(alpha_S, sources, grad_D)

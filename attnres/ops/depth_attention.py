@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnres.ops import closed_form, reference
+from attnres.ops.reference import without_autocast
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {"closed_form": closed_form, "reference": reference}
 
@@ -40,7 +41,7 @@ def depth_attention(
         ValueError: no source; shapes, dtypes or devices that do not fit; an unknown `impl`.
     """
     chosen = _check_and_choose(query_D, sources, key_weight_D, eps, impl)
-    with torch.autocast(query_D.device.type, enabled=False):
+    with without_autocast(query_D.device):
         return chosen.depth_attention(query_D, sources, key_weight_D, eps)
 
 
@@ -57,7 +58,7 @@ def depth_weights(
     Arguments and errors are those of `depth_attention`. Differentiable in every input.
     """
     chosen = _check_and_choose(query_D, sources, key_weight_D, eps, impl)
-    with torch.autocast(query_D.device.type, enabled=False):
+    with without_autocast(query_D.device):
         return chosen.depth_weights(query_D, sources, key_weight_D, eps)
 
 

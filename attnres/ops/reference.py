@@ -7,6 +7,7 @@ S sources (the embedding, then blocks), D model width; `...` is any leading shap
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from torch.nn import functional as F
 def depth_attention(
     query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
 ) -> Tensor:
-    alpha_S = depth_weights(query_D, sources, key_weight_D, eps)
     source_SD = _stack(sources)
+    alpha_S = _weights(query_D, source_SD, key_weight_D, eps)
     mix_D = torch.einsum("s...,s...d->...d", alpha_S, source_SD)
     return mix_D.to(result_dtype(sources))
 
@@ -25,7 +26,10 @@ def depth_attention(
 def depth_weights(
     query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
 ) -> Tensor:
-    source_SD = _stack(sources)
+    return _weights(query_D, _stack(sources), key_weight_D, eps)
+
+
+def _weights(query_D: Tensor, source_SD: Tensor, key_weight_D: Tensor, eps: float) -> Tensor:
     key_SD = F.rms_norm(source_SD, query_D.shape, key_weight_D.to(source_SD.dtype), eps)
     logits_S = torch.einsum("d,s...d->s...", query_D.to(source_SD.dtype), key_SD)
     return logits_S.softmax(dim=0)
@@ -42,6 +46,13 @@ def result_dtype(sources: Sequence[Tensor]) -> torch.dtype:
 def compute_dtype(sources: Sequence[Tensor]) -> torch.dtype:
     """float32, or float64 for float64 sources, so that the reference is its own oracle."""
     return torch.promote_types(result_dtype(sources), torch.float32)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Keeps the arithmetic in `compute_dtype`; the meta device has no autocast to switch off."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _stack(sources: Sequence[Tensor]) -> Tensor:

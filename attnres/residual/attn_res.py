@@ -95,7 +95,7 @@ class AttnRes(Residual[DepthState]):
         return DepthState(blocks=(embed_BTD,))
 
     def read(self, state: DepthState, depth: int) -> tuple[Tensor, DepthState]:
-        return self.readers[depth](state.sources), state
+        return self._reader(depth, self.n_sublayers - 1)(state.sources), state
 
     def write(self, state: DepthState, depth: int, out_BTD: Tensor) -> DepthState:
         out_BTD = out_BTD.to(state.blocks[0].dtype)
@@ -109,16 +109,18 @@ class AttnRes(Residual[DepthState]):
 
     def reset_parameters(self) -> None:
         for depth in range(self.n_sublayers + 1):
-            self._reader(depth).reset_parameters()
+            self._reader(depth, self.n_sublayers).reset_parameters()
 
     def stream(self, state: DepthState) -> Tensor:
         """The unfinished block's sum, or the sum of the block just finished."""
         return state.sources[-1]
 
     def weights(self, state: DepthState, depth: int) -> Tensor:
-        return self._reader(depth).weights(state.sources)
+        return self._reader(depth, self.n_sublayers).weights(state.sources)
 
-    def _reader(self, depth: int) -> DepthReader | FirstReader:
+    def _reader(self, depth: int, last: int) -> DepthReader | FirstReader:
+        if not 0 <= depth <= last:
+            raise ValueError(f"depth must be from 0 to {last}, got {depth}")
         return cast(DepthReader | FirstReader, self.readers[depth])
 
 

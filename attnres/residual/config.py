@@ -45,6 +45,8 @@ def parse_residual(text: str) -> ResidualConfig:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ValueError(f"a setting reads name=value, got {setting!r} in {text!r}")
+        if key in data:
+            raise ValueError(f"{key!r} is given twice in {text!r}")
         data[key] = _number(value, text)
     return residual_from_json(data)
 

@@ -1,0 +1,98 @@
+"""Residual methods by name: JSON and the text of the command line."""
+
+import json
+
+import pytest
+
+from attnres import AttnRes, BlockLayout, Standard
+from attnres.residual import (
+    AttnResConfig,
+    StandardConfig,
+    format_residual,
+    parse_residual,
+    residual_from_json,
+    residual_to_json,
+)
+
+TEXTS = {
+    "standard": StandardConfig(),
+    "attn_res:eps=1e-06": AttnResConfig(),
+    "attn_res:n_blocks=8,eps=1e-06": AttnResConfig(n_blocks=8),
+    "attn_res:layers_per_block=12,eps=1e-05": AttnResConfig(layers_per_block=12, eps=1e-5),
+    "attn_res:sublayers_per_block=3,eps=0.0": AttnResConfig(sublayers_per_block=3, eps=0.0),
+}
+every_text = pytest.mark.parametrize(("text", "config"), TEXTS.items(), ids=TEXTS)
+
+
+@every_text
+def test_text_round_trip(text, config):
+    assert parse_residual(text) == config
+    assert format_residual(config) == text
+
+
+@every_text
+def test_json_round_trip(text, config):
+    data = json.loads(json.dumps(residual_to_json(config)))
+    assert data["method"] == text.partition(":")[0]
+    assert None not in data.values()
+    assert residual_from_json(data) == config
+
+
+def test_settings_left_out_take_their_defaults():
+    assert parse_residual("attn_res") == AttnResConfig()
+    assert parse_residual("attn_res:n_blocks=8") == AttnResConfig(n_blocks=8)
+    assert residual_from_json({"method": "attn_res"}) == AttnResConfig()
+
+
+def test_reading_json_does_not_change_it():
+    data = {"method": "attn_res", "n_blocks": 8}
+    residual_from_json(data)
+    assert data == {"method": "attn_res", "n_blocks": 8}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("attnres", "no residual method 'attnres'; there are: standard, attn_res"),
+        ("", "no residual method ''; there are: standard, attn_res"),
+        ("attn_res:block_size=4", "'attn_res' has no setting 'block_size'; it has: sublayers_per"),
+        ("standard:eps=0", "'standard' has no setting 'eps'; it has: none"),
+        ("attn_res:n_blocks", "name=value, got 'n_blocks' in 'attn_res:n_blocks'"),
+        ("attn_res:n_blocks=eight", "is a number, got 'eight' in 'attn_res:n_blocks=eight'"),
+        ("attn_res:n_blocks=", "is a number, got '' in 'attn_res:n_blocks='"),
+        ("attn_res:n_blocks=8,n_blocks=4", "'n_blocks' is given twice in 'attn_res:n_blocks=8,n_b"),
+    ],
+)
+def test_text_that_says_nothing_known_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_residual(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "no residual method None"),
+        ({"method": "mhc"}, "no residual method 'mhc'; there are: standard, attn_res"),
+        ({"method": "attn_res", "span": 2}, "'attn_res' has no setting 'span'; it has: sublayers"),
+    ],
+)
+def test_unknown_json_is_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        residual_from_json(data)
+
+
+def test_configs_build_what_they_say():
+    assert isinstance(StandardConfig().build(8, 6), Standard)
+    full, block = AttnResConfig().build(8, 6), AttnResConfig(layers_per_block=1).build(8, 6)
+    assert isinstance(full, AttnRes)
+    assert full.layout == BlockLayout.full(6)
+    assert block.layout == BlockLayout((2, 2, 2))
+    assert StandardConfig().describe(6) == {}
+
+
+@pytest.mark.parametrize(
+    "config", [AttnResConfig(n_blocks=7), AttnResConfig(n_blocks=2, layers_per_block=2)]
+)
+def test_a_layout_that_does_not_fit_is_refused_where_it_is_built(config):
+    with pytest.raises(ValueError, match="n_blocks="):
+        config.build(8, 6)
