@@ -7,14 +7,16 @@ import contextlib
 import importlib
 import io
 import multiprocessing
+import os
 import sys
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args
 
-from attnres.layout import SUBLAYERS_PER_LAYER, BlockLayout
-from attnres.residual import ResidualConfig, format_residual, parse_residual
+from attnres.layout import SUBLAYERS_PER_LAYER
+from attnres.residual import AttnResConfig, ResidualConfig, format_residual, parse_residual
 
 if TYPE_CHECKING:
     from attnres.train.recipe import Recipe
@@ -30,36 +32,229 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if name not in COMMANDS:
         _fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is fetched from a hub
+    warnings.showwarning = lambda message, *place: print(f"attnres: {message}", file=sys.stderr)
     try:
         COMMANDS[name](arguments[1:])
     except (ValueError, OSError, FloatingPointError) as error:
-        _fail(_one_line(str(error)))
+        _fail(str(error))
     except ModuleNotFoundError as error:
-        _fail(f"{error}; pip install 'attention-residuals[train,report]' brings all commands")
+        _fail(f"{error}: pip install 'attention-residuals[train,report]'")
     except KeyboardInterrupt:
         print("\nattnres: interrupted; the same command resumes", file=sys.stderr)
         raise SystemExit(130) from None
 
 
+@dataclass(frozen=True)
+class Demo:
+    folder: Path = Path("runs/demo")
+    """where the runs and report.html go"""
+    n_steps: int = 0
+    """optimiser steps of each run; 0 is the demo's own number"""
+
+
 def demo(arguments: list[str]) -> None:
-    """Train one small model under three residuals, and write a report."""
-    from attnres.train.recipes import demo as recipe
+    """Train one small model under three residuals, and write a report. Run again to resume."""
     from attnres.train.recipes import demo_comparison
 
-    @dataclass(frozen=True)
-    class Arguments:
-        folder: Path = Path("runs/demo")
-
-    chosen = _parse(Arguments, "demo", demo.__doc__, arguments)
-    for run in demo_comparison():
-        _run_apart(run, chosen.folder / run.name)
-    _report(chosen.folder)
+    chosen = _parse(Demo, "demo", demo, arguments)
+    for recipe in demo_comparison(chosen.n_steps):
+        _train_apart(recipe, chosen.folder / recipe.name)
+    _write_report(chosen.folder)
 
 
 def train(arguments: list[str]) -> None:
     """Train by a recipe; every field of it can be set. Run again to resume.
 
-    RECIPE is a name listed below or package.module:function, a function that returns a Recipe.
+    attnres train demo --name block4 --model.residual attn_res:n_blocks=4 --n-steps 100
+
+    RECIPE is demo, or package.module:function, a function that returns a Recipe.
     """
+    from attnres.train.recipe import Recipe
+
+    name = arguments[0] if arguments else "--help"
+    recipe = Recipe(name="NAME") if name in ("-h", "--help") else _find_recipe(name)
+
+    @dataclass(frozen=True)
+    class Train:
+        recipe: Annotated[Recipe, _flat()]
+        folder: Path = Path("runs")
+        """the run goes into a folder of its name in here"""
+
+    rest = ["--help"] if name in ("-h", "--help") else arguments[1:]
+    chosen = _parse(Train, "train RECIPE", train, rest, Train(recipe=recipe))
+    path = chosen.folder / chosen.recipe.name
+    _train_with_progress(chosen.recipe, path)
+    print(f"run: {path}; page: attnres report {chosen.folder}")
+
+
+def report(arguments: list[str]) -> None:
+    """Write FOLDER/report.html, one page that compares all runs of a folder."""
+    import tyro
+
+    @dataclass(frozen=True)
+    class Report:
+        folder: tyro.conf.Positional[Path]
+        """folder of an experiment: one folder a run in it"""
+
+    _write_report(_parse(Report, "report", report, arguments).folder)
+
+
+@dataclass(frozen=True)
+class Layout:
+    layers: int
+    """transformer layers, of two sublayers each: attention and MLP"""
+    sublayers_per_block: int | None = None
+    """block size as the paper and FLA count it"""
+    layers_per_block: int | None = None
+    """block size as Kimi K3 and Megatron count it"""
+    n_blocks: int | None = None
+    """exactly so many blocks; without any of the three: Full AttnRes"""
+
+
+def layout(arguments: list[str]) -> None:
+    """Print which sublayer closes a block and what every reader sees."""
+    chosen = asdict(_parse(Layout, "layout", layout, arguments))
+    n_sublayers = chosen.pop("layers") * SUBLAYERS_PER_LAYER
+    print(AttnResConfig(**chosen).layout(n_sublayers))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "demo": demo,
+    "train": train,
+    "report": report,
+    "layout": layout,
+}
+
+
+def _overview() -> str:
+    lines = ["usage: attnres COMMAND [--help]", ""]
+    for name, command in COMMANDS.items():
+        lines.append(f"  {name:8}{(command.__doc__ or '').splitlines()[0]}")
+    return "\n".join(lines)
+
+
+def _find_recipe(name: str) -> "Recipe":
     from attnres.train.recipes import RECIPES
-    ...
+
+    if name in RECIPES:
+        return RECIPES[name]()
+    module_name, _, function = name.partition(":")
+    if not function:
+        raise ValueError(f"no recipe {name!r}; there are: {', '.join(RECIPES)}, module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        recipe = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"no recipe {name!r}: {error}") from error
+    return recipe()
+
+
+def _train_apart(recipe: "Recipe", path: Path) -> None:
+    """Train in a process of its own, so that the peak memory is this run's alone."""
+    process = multiprocessing.get_context("spawn").Process(target=_train_child, args=(recipe, path))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
+
+
+def _train_child(recipe: "Recipe", path: Path) -> None:
+    try:
+        _train_with_progress(recipe, path)
+    except (ValueError, OSError, FloatingPointError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _train_with_progress(recipe: "Recipe", path: Path) -> None:
+    from attnres.train.progress import Progress
+
+    with Progress(recipe) as progress:
+        from attnres.train.loop import train  # seconds of imports, so below the bar
+
+        train(recipe, path, progress)
+
+
+def _write_report(folder: Path) -> None:
+    from rich.console import Console
+
+    from attnres.analysis.report import load_runs, summary_table, write_report
+    from attnres.analysis.table import rich_table
+
+    page = write_report(folder)
+    Console().print(rich_table(summary_table(load_runs(folder))))
+    print(f"report: {page}")
+
+
+def _parse(
+    kind: type[Parsed],
+    command: str,
+    documented: Callable[..., Any],
+    arguments: list[str],
+    default: Parsed | None = None,
+) -> Parsed:
+    import tyro
+
+    errors = io.StringIO()
+    settings: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind,
+                prog=f"attnres {command}",
+                description=documented.__doc__,
+                args=arguments,
+                registry=_registry(),
+                **settings,
+            )
+    except SystemExit as end:
+        if end.code:
+            _fail(end.code if isinstance(end.code, str) else errors.getvalue())
+        raise
+
+
+def _registry() -> Any:
+    """Teach tyro how a residual method is written on the command line."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    def parse(words: list[str]) -> ResidualConfig:
+        try:
+            return parse_residual(words[0])
+        except ValueError as error:
+            raise SystemExit(str(error)) from error  # tyro would wrap a ValueError in its own words
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def residual(type_info: Any) -> Any:
+        if set(get_args(type_info.type)) != set(get_args(ResidualConfig)):
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="METHOD[:NAME=VALUE,...]",
+            instance_from_str=parse,
+            is_instance=lambda x: isinstance(x, ResidualConfig),
+            str_from_instance=lambda config: [format_residual(config)],
+        )
+
+    return registry
+
+
+def _flat() -> Any:
+    import tyro
+
+    return tyro.conf.arg(name="")
+
+
+def _fail(message: str) -> NoReturn:
+    """One line and exit status 2, without the box and the help that tyro puts around a message."""
+    message = message.partition("Argument helptext")[0].partition("For full helptext")[0]
+    words = "".join(" " if "─" <= char <= "╿" else char for char in message).split()
+    print(f"attnres: error: {' '.join(words)}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -64,6 +64,7 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
     tokens = data.load_data(recipe.data)
     torch.manual_seed(recipe.seed)
     run = _prepare(recipe, tokens)
+    folder.claim()
     step = _resume(run, folder)
     folder.cut_metrics(step or -1)  # without a checkpoint it starts anew
     metrics = Metrics(path, step)

@@ -1,8 +1,9 @@
 """A run in one frozen dataclass; a recipe is a function that returns it."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnres.layout import SUBLAYERS_PER_LAYER
 from attnres.residual import ResidualConfig, StandardConfig, residual_to_json
 from attnres.train.data import DataConfig
 from attnres.train.optim import OptimConfig
@@ -30,7 +31,7 @@ class ModelConfig:
     mlp_dim: int = 384
     init_std: float = 0.02
     tie_embeddings: bool = True
-    residual: ResidualConfig = StandardConfig()
+    residual: ResidualConfig = field(default_factory=StandardConfig)
 
     def __post_init__(self):
         _check_positive(self, "dim", "n_layers", "n_heads", "n_kv_heads", "mlp_dim", "init_std")
@@ -40,7 +41,10 @@ class ModelConfig:
                 "embeddings need an even head_dim"
             )
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads={self.n_heads} is no multiple of {self.n_kv_heads=}")
+            raise ValueError(
+                f"n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}"
+            )
+        self.residual.describe(self.n_layers * SUBLAYERS_PER_LAYER)  # a wrong layout shows here
 
     def build(self, vocab_size: int, seq_len: int) -> "AttnResForCausalLM":
         """The model with fresh weights, drawn from torch's global generator."""
@@ -74,9 +78,9 @@ class Recipe:
     """Everything that decides a run. Steps are optimiser steps."""
 
     name: str
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    optim: OptimConfig = OptimConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
     seed: int = 0
     n_steps: int = 300
     batch_size: int = 16  # sequences a forward pass
@@ -95,7 +99,7 @@ class Recipe:
     keep_checkpoints: int = 2
 
     def __post_init__(self):
-        counts = [field.name for field in fields(self) if field.type in (int, "int")]
+        counts = [each.name for each in fields(self) if each.type is int]
         _check_positive(self, *(name for name in counts if name != "seed"))
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision must be float32 or bfloat16, got {self.precision!r}")

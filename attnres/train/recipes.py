@@ -1,6 +1,7 @@
 """Recipes: functions that return a `Recipe`, by name on the command line.
 
-A recipe of your own is a function anywhere on the Python path: `attnres train my_package:my_recipe`.
+A recipe of your own is a function anywhere on the Python path:
+`attnres train my_package.my_module:my_recipe`.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,10 @@ def demo() -> Recipe:
     )
 
 
-def demo_comparison() -> tuple[Recipe, ...]:
-    """The same model under three residuals: nothing else differs."""
+def demo_comparison(n_steps: int = 0) -> tuple[Recipe, ...]:
+    """The same model under three residuals; 0 steps is the demo's own number."""
     base = demo()
+    base = replace(base, n_steps=n_steps or base.n_steps)
     residuals = {
         "standard": StandardConfig(),
         "block": AttnResConfig(n_blocks=6),

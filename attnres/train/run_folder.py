@@ -1,6 +1,6 @@
 """The folder of one run: the only interface between a run and its analysis.
 
-    recipe.json  env.json  metrics.jsonl  tensorboard/  checkpoint/  model/
+recipe.json  env.json  metrics.jsonl  tensorboard/  checkpoint/  model/
 """
 
 import datetime
@@ -19,17 +19,21 @@ PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "attenti
 
 
 class RunFolder:
-    """Claim `path` for a recipe; ValueError where it holds a run of another recipe."""
+    """The folder `path` for one recipe; ValueError where it holds a run of another."""
 
     def __init__(self, path: Path, recipe: dict[str, Any]):
         self.path = path
         self.checkpoints = path / "checkpoint"
-        path.mkdir(parents=True, exist_ok=True)
+        self._recipe = recipe
         if (path / "recipe.json").exists():
             _check_same(path, json.loads((path / "recipe.json").read_text()), recipe)
-        else:
-            write_json(path / "env.json", describe_environment())
-            write_json(path / "recipe.json", recipe)
+
+    def claim(self) -> None:
+        """Write the recipe and the environment down, once the run is known to be possible."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "recipe.json").exists():
+            write_json(self.path / "env.json", describe_environment())
+            write_json(self.path / "recipe.json", self._recipe)
 
     def cut_metrics(self, step: int) -> None:
         """Drop what was written after `step`, the one that training goes on from."""

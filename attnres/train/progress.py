@@ -1,0 +1,61 @@
+"""A progress bar of one run: steps, loss, tokens a second, time left."""
+
+from typing import TYPE_CHECKING
+
+from attnres.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Progress:
+    """Call it with finished steps and newest figures; without a terminal it prints lines."""
+
+    def __init__(self, recipe: Recipe, console: "Console | None" = None):
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        self._console = console or Console()
+        self._name, self._n_steps = recipe.name, recipe.n_steps
+        self._figures: dict[str, float] = {}
+        self._bar = Bar(
+            TextColumn("{task.description:10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}"),
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(recipe.name, total=recipe.n_steps, words="loading")
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, step: int, figures: dict[str, float]) -> None:
+        self._figures |= figures
+        words = self._words()
+        self._bar.update(self._task, completed=step, words=words)
+        if not self._console.is_terminal and "validation_loss" in figures:
+            self._console.print(f"{self._name}: step {step} of {self._n_steps}, {words}")
+
+    def _words(self) -> str:
+        parts = [f"loss {self._figures.get('loss', float('nan')):.3f}"]
+        if "validation_loss" in self._figures:
+            parts.append(f"held out {self._figures['validation_loss']:.3f}")
+        parts.append(f"{self._figures.get('tokens_per_s', 0):,.0f} tokens/s")
+        return ", ".join(parts)
