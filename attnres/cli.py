@@ -172,8 +172,11 @@ def _train_with_progress(recipe: "Recipe", path: Path) -> None:
     from attnres.train.progress import Progress
 
     with Progress(recipe) as progress:
+        from transformers.utils import logging
+
         from attnres.train.loop import train  # seconds of imports, so below the bar
 
+        logging.disable_progress_bar()  # one bar is enough
         train(recipe, path, progress)
 
 

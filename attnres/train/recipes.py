@@ -17,7 +17,7 @@ def demo() -> Recipe:
     return Recipe(
         name="standard",
         model=ModelConfig(dim=128, n_layers=12, n_heads=4, n_kv_heads=4, mlp_dim=352),
-        optim=OptimConfig(lr=3e-3, warmup_steps=20),
+        optim=OptimConfig(optimizer="muon", lr=1e-2, warmup_steps=20),
         n_steps=250,
         batch_size=8,
         seq_len=256,
