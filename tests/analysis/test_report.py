@@ -11,9 +11,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
-
 from attnres.analysis import report
 from attnres.analysis.report import write_report
 

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from rich.console import Console
 
 from attnres.analysis.runs import load_runs
 from attnres.analysis.table import columns, rich_table, summary_table
@@ -63,7 +64,7 @@ def test_a_loss_that_is_not_a_number_is_shown_as_such(folder, make):
 
 
 def test_terminal_table_has_every_run_as_it_is_named(folder, make):
-    console = pytest.importorskip("rich.console").Console(width=200, record=True, quiet=False)
+    console = Console(width=200, record=True, quiet=False)
     make.run(folder, "[red]x")
     console.print(rich_table(summary_table(load_runs(folder))))
     text = console.export_text()
