@@ -70,8 +70,7 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
     metrics = Metrics(path, purge_from=step + 1 if step else 0)
     try:
         _steps(run, folder, metrics, report, step)
-        run.model.save_pretrained(path / "model")
-        tokens.tokenizer.save_pretrained(path / "model")
+        _save_model(run, tokens, path / "model")
         metrics.write("end", recipe.n_steps, peak_memory_bytes=_peak_memory_bytes(run.device))
     finally:
         metrics.close()
@@ -135,6 +134,16 @@ def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: 
             checkpoint.save(
                 folder.checkpoints, step, run.model, run.optimizers, state, recipe.keep_checkpoints
             )
+
+
+def _save_model(run: Run, tokens: data.TokenData, path: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        run.model.save_pretrained(path)
+        tokens.tokenizer.save_pretrained(path)
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        raise OSError(f"cannot save {path}: {error}") from error
 
 
 def _due(step: int, every: int, recipe: Recipe) -> bool:

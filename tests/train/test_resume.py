@@ -180,7 +180,7 @@ def test_a_disk_that_is_full_at_a_checkpoint_costs_that_checkpoint_alone(
 ):
     own = recipe(text, **SAVED_OFTEN)
     train(own, tmp_path / "whole")
-    write, n_calls = checkpoint._write_tensors, [0]
+    write, n_calls = checkpoint.write_tensors, [0]
 
     def full(path, tensors, metadata):
         n_calls[0] += 1
@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_at_a_checkpoint_costs_that_checkpoint_alone(
         write(path, tensors, metadata)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_tensors", full)
+        patch.setattr(checkpoint, "write_tensors", full)
         with pytest.raises(OSError, match=r"No space left on device.*step-00000006"):
             train(own, tmp_path / "run")
     assert checkpoints(tmp_path / "run") == ["step-00000003"]
