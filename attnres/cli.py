@@ -8,6 +8,7 @@ import importlib
 import io
 import multiprocessing
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     if name not in COMMANDS:
         _fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is fetched from a hub
-    warnings.showwarning = lambda message, *place: print(f"attnres: {message}", file=sys.stderr)
+    _show_warnings_in_a_line()
     try:
         COMMANDS[name](arguments[1:])
     except (ValueError, OSError, FloatingPointError) as error:
@@ -59,7 +60,9 @@ def demo(arguments: list[str]) -> None:
 
     chosen = _parse(Demo, "demo", demo, arguments)
     for recipe in demo_comparison(chosen.n_steps):
-        _train_apart(recipe, chosen.folder / recipe.name)
+        path = chosen.folder / recipe.name
+        if not _say_if_done(recipe, path):
+            _train_apart(recipe, path)
     _write_report(chosen.folder)
 
 
@@ -84,7 +87,8 @@ def train(arguments: list[str]) -> None:
     rest = ["--help"] if name in ("-h", "--help") else arguments[1:]
     chosen = _parse(Train, "train RECIPE", train, rest, Train(recipe=recipe))
     path = chosen.folder / chosen.recipe.name
-    _train_with_progress(chosen.recipe, path)
+    if not _say_if_done(chosen.recipe, path):
+        _train_with_progress(chosen.recipe, path)
     print(f"run: {path}; page: attnres report {chosen.folder}")
 
 
@@ -94,7 +98,7 @@ def report(arguments: list[str]) -> None:
 
     @dataclass(frozen=True)
     class Report:
-        folder: tyro.conf.Positional[Path]
+        folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
         """folder of an experiment: one folder a run in it"""
 
     _write_report(_parse(Report, "report", report, arguments).folder)
@@ -115,8 +119,10 @@ class Layout:
 def layout(arguments: list[str]) -> None:
     """Print which sublayer closes a block and what every reader sees."""
     chosen = asdict(_parse(Layout, "layout", layout, arguments))
-    n_sublayers = chosen.pop("layers") * SUBLAYERS_PER_LAYER
-    print(AttnResConfig(**chosen).layout(n_sublayers))
+    n_layers = chosen.pop("layers")
+    if n_layers < 1:
+        raise ValueError(f"layers must be positive, got {n_layers}")
+    print(AttnResConfig(**chosen).layout(n_layers * SUBLAYERS_PER_LAYER))
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -135,6 +141,7 @@ def _overview() -> str:
 
 
 def _find_recipe(name: str) -> "Recipe":
+    from attnres.train.recipe import Recipe
     from attnres.train.recipes import RECIPES
 
     if name in RECIPES:
@@ -144,10 +151,21 @@ def _find_recipe(name: str) -> "Recipe":
         raise ValueError(f"no recipe {name!r}; there are: {', '.join(RECIPES)}, module:function")
     sys.path.insert(0, os.getcwd())
     try:
-        recipe = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
+        recipe = getattr(importlib.import_module(module_name), function)()
+    except (ImportError, AttributeError, SyntaxError, TypeError) as error:
         raise ValueError(f"no recipe {name!r}: {error}") from error
-    return recipe()
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"no recipe {name!r}: it returns {recipe!r}, not a Recipe")
+    return recipe
+
+
+def _say_if_done(recipe: "Recipe", path: Path) -> bool:
+    from attnres.train.run_folder import RunFolder
+
+    is_done = RunFolder(path, recipe.to_json()).is_done()
+    if is_done:
+        print(f"{recipe.name}: already done, {recipe.n_steps} of {recipe.n_steps} steps in {path}")
+    return is_done
 
 
 def _train_apart(recipe: "Recipe", path: Path) -> None:
@@ -155,11 +173,16 @@ def _train_apart(recipe: "Recipe", path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_train_child, args=(recipe, path))
     process.start()
     process.join()
+    if process.exitcode and process.exitcode < 0:
+        name = signal.Signals(-process.exitcode).name
+        print(f"attnres: the run in {path} was ended by {name}", file=sys.stderr)
+        raise SystemExit(128 - process.exitcode)
     if process.exitcode:
         raise SystemExit(process.exitcode)
 
 
 def _train_child(recipe: "Recipe", path: Path) -> None:
+    _show_warnings_in_a_line()
     try:
         _train_with_progress(recipe, path)
     except (ValueError, OSError, FloatingPointError) as error:
@@ -172,11 +195,11 @@ def _train_with_progress(recipe: "Recipe", path: Path) -> None:
     from attnres.train.progress import Progress
 
     with Progress(recipe) as progress:
-        from transformers.utils import logging
+        from transformers.utils import logging  # seconds of imports, so below the bar
 
-        from attnres.train.loop import train  # seconds of imports, so below the bar
+        from attnres.train.loop import train
 
-        logging.disable_progress_bar()  # one bar is enough
+        logging.disable_progress_bar()  # of writing one file, amid our own
         train(recipe, path, progress)
 
 
@@ -245,6 +268,10 @@ def _registry() -> Any:
     return registry
 
 
+def _show_warnings_in_a_line() -> None:
+    warnings.showwarning = lambda message, *place: print(f"attnres: {message}", file=sys.stderr)
+
+
 def _flat() -> Any:
     import tyro
 
@@ -255,7 +282,8 @@ def _fail(message: str) -> NoReturn:
     """One line and exit status 2, without the box and the help that tyro puts around a message."""
     message = message.partition("Argument helptext")[0].partition("For full helptext")[0]
     words = "".join(" " if "─" <= char <= "╿" else char for char in message).split()
-    print(f"attnres: error: {' '.join(words)}", file=sys.stderr)
+    line = " ".join(word for word in words if word.strip("-+|"))  # a box drawn in ASCII
+    print(f"attnres: error: {line}", file=sys.stderr)
     raise SystemExit(2)
 
 

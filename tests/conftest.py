@@ -5,3 +5,14 @@ import os
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+
+import pytest
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """A small text file; what is made of it stays in `tmp_path`."""
+    from tiny_runs import write_text
+
+    monkeypatch.setenv("ATTNRES_CACHE", str(tmp_path / "cache"))
+    return write_text(tmp_path / "words.txt")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-ONLY_ON_THE_PAGE = {"Residual", "Added by residual", "Bits per byte"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,21 +119,18 @@ def columns(rows: Sequence[SummaryRow]) -> list[Column]:
 
 
 def rich_table(rows: Sequence[SummaryRow]) -> Table:
-    """The table for a terminal of 80 columns; the page has the rest."""
+    """The table for a terminal: a column a run, since 80 characters hold few; nothing is cut."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE)
-    cells = []
-    hidden = ONLY_ON_THE_PAGE | ({"Steps"} if all(row.is_finished for row in rows) else set())
-    for column in columns(rows):
-        if column.title in hidden:
-            continue
-        table.add_column(column.title, justify="right" if column.is_number else "left")
-        cells.append([Text(cell) for cell in column.cells])
-    for row in zip(*cells, strict=True):
-        table.add_row(*row)
+    names, *figures = columns(rows)
+    table.add_column(names.title, overflow="fold")
+    for name in names.cells:
+        table.add_column(Text(name), justify="right", overflow="fold")
+    for column in figures:
+        table.add_row(column.title, *(Text(cell) for cell in column.cells))
     return table
 
 

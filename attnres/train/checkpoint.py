@@ -254,7 +254,7 @@ def _write(folder: Path, contents: Contents, text: str) -> None:
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(text)
     for name, (tensors, metadata) in contents.items():
-        _write_tensors(folder / name, tensors, metadata)
+        write_tensors(folder / name, tensors, metadata)
         shutil.copymode(folder / "state.json", folder / name)  # safetensors: for the owner alone
     entries = {
         name: {"size_bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
@@ -266,7 +266,8 @@ def _write(folder: Path, contents: Contents, text: str) -> None:
         _fsync(folder / name)
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """One safetensors file; OSError where it cannot be written."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -56,7 +56,7 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
 
     Raises:
         ValueError: another recipe or layout in the folder, unfit data.
-        FloatingPointError: the loss is not finite; checkpoints and metrics stay.
+        FloatingPointError: loss or gradient is not finite; checkpoints and metrics stay.
     """
     folder = RunFolder(path, recipe.to_json())
     if folder.is_done():
@@ -67,11 +67,10 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
     folder.claim()
     step = _resume(run, folder)
     folder.cut_metrics(step or -1)  # without a checkpoint it starts anew
-    metrics = Metrics(path, step)
+    metrics = Metrics(path, purge_from=step + 1 if step else 0)
     try:
         _steps(run, folder, metrics, report, step)
-        run.model.save_pretrained(path / "model")
-        tokens.tokenizer.save_pretrained(path / "model")
+        _save_model(run, tokens, path / "model")
         metrics.write("end", recipe.n_steps, peak_memory_bytes=_peak_memory_bytes(run.device))
     finally:
         metrics.close()
@@ -83,7 +82,8 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
     stride = math.ceil(len(held_out_RT) / recipe.n_validation_sequences)
     bytes_per_token = tokens.n_validation_bytes / len(tokens.validation_tokens)
     device = _device(recipe.device)
-    model = recipe.model.build(len(tokens.tokenizer), recipe.seq_len).to(device).train()
+    model = recipe.model.build(len(tokens.tokenizer), recipe.seq_len).train()
+    nn.Module.to(model, device)  # transformers' own is beyond pyright
     if recipe.checkpoint_gradients:
         model.activation_checkpointing_enable()
     return Run(
@@ -136,6 +136,16 @@ def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: 
             )
 
 
+def _save_model(run: Run, tokens: data.TokenData, path: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        run.model.save_pretrained(path)
+        tokens.tokenizer.save_pretrained(path)
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        raise OSError(f"cannot save {path}: {error}") from error
+
+
 def _due(step: int, every: int, recipe: Recipe) -> bool:
     return step % every == 0 or step == recipe.n_steps
 
@@ -176,6 +186,10 @@ def _step(run: Run, step: int) -> dict[str, float]:
         raise FloatingPointError(f"the loss is {loss} at step {step} of {recipe.name}")
     max_norm = recipe.optim.clip_norm or math.inf
     grad_norm = nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
+    if not math.isfinite(grad_norm):
+        raise FloatingPointError(
+            f"the gradient norm is {grad_norm} at step {step} of {recipe.name}"
+        )
     for optimizer in run.optimizers:
         optimizer.step()
         optimizer.zero_grad()
@@ -231,6 +245,10 @@ def _autocast(run: Run):
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {name!r} is not here: {str(error).splitlines()[0]}") from error
     return torch.device(name)
 
 

@@ -18,7 +18,7 @@ class Record:
 
     def __init__(self):
         self.outputs: list[Tensor] = []  # of each sublayer, BTD
-        self.stream_rms: list[float] = []
+        self.stream_rms: list[float] | None = []  # None without a running sum
         self.weights: list[Tensor] | None = []  # of each reader, SBT; None without depth weights
 
 
@@ -29,7 +29,8 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
         Lists by depth: `output_rms` of each sublayer's output, `stream_rms` of the running sum
         after it, `grad_norm` of the loss's gradient at its output, and, by reader (one more, the
         output read), `weights` (mean over tokens of each source), their `weights_entropy` (nats)
-        and `weights_max`; those three are None for a method without depth weights.
+        and `weights_max`; those three are None for a method without depth weights, `stream_rms`
+        for one without a running sum.
     """
     training = model.training
     model.eval()
@@ -60,7 +61,7 @@ def _recording(residual: Residual) -> Iterator[Record]:
     def recording_write(state, depth, out_BTD):
         state = write(state, depth, out_BTD)
         record.outputs.append(out_BTD)
-        record.stream_rms.append(_rms(residual.stream(state)))
+        _record_stream(record, residual, state)
         return state
 
     def recording_finish(state):
@@ -68,12 +69,22 @@ def _recording(residual: Residual) -> Iterator[Record]:
         return finish(state)
 
     shadows = {"read": recording_read, "write": recording_write, "finish": recording_finish}
-    residual.__dict__.update(shadows)
+    for name, shadow in shadows.items():
+        setattr(residual, name, shadow)
     try:
         yield record
     finally:
         for name in shadows:
-            del residual.__dict__[name]
+            delattr(residual, name)
+
+
+def _record_stream(record: Record, residual: Residual, state: Any) -> None:
+    if record.stream_rms is None:
+        return
+    try:
+        record.stream_rms.append(_rms(residual.stream(state)))
+    except NotImplementedError:
+        record.stream_rms = None
 
 
 @torch.no_grad()

@@ -15,9 +15,7 @@ class Progress:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
-            MofNCompleteColumn,
             TextColumn,
-            TimeElapsedColumn,
             TimeRemainingColumn,
         )
         from rich.progress import Progress as Bar
@@ -26,15 +24,14 @@ class Progress:
         self._name, self._n_steps = recipe.name, recipe.n_steps
         self._figures: dict[str, float] = {}
         self._bar = Bar(
-            TextColumn("{task.description:10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.description:8}", markup=False),
+            BarColumn(bar_width=None),  # what the words leave of the line
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[words]}"),
-            TextColumn("elapsed"),
-            TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
+            TimeRemainingColumn(),
             console=self._console,
+            speed_estimate_period=600,  # s; a slow step must not fall out of it
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task(recipe.name, total=recipe.n_steps, words="loading")
@@ -51,7 +48,8 @@ class Progress:
         words = self._words()
         self._bar.update(self._task, completed=step, words=words)
         if not self._console.is_terminal and "validation_loss" in figures:
-            self._console.print(f"{self._name}: step {step} of {self._n_steps}, {words}")
+            line = f"{self._name}: step {step} of {self._n_steps}, {words}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _words(self) -> str:
         parts = [f"loss {self._figures.get('loss', float('nan')):.3f}"]

@@ -1,5 +1,6 @@
 """A run in one frozen dataclass; a recipe is a function that returns it."""
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,11 +13,14 @@ if TYPE_CHECKING:
     from attnres.models import AttnResForCausalLM
 
 
-def _check_positive(config: Any, *names: str) -> None:
-    for name in names:
+def _check_counts(config: Any, *others: str) -> None:
+    """ValueError for the first field declared an int, other than `others`, that is no count."""
+    for name in (each.name for each in fields(config) if each.type is int):
         value = getattr(config, name)
-        if isinstance(value, bool) or not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+        if name in others:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,9 @@ class ModelConfig:
     residual: ResidualConfig = field(default_factory=StandardConfig)
 
     def __post_init__(self):
-        _check_positive(self, "dim", "n_layers", "n_heads", "n_kv_heads", "mlp_dim", "init_std")
+        _check_counts(self)
+        if not 0 < self.init_std < math.inf:
+            raise ValueError(f"init_std must be positive and finite, got {self.init_std}")
         if self.dim % (2 * self.n_heads):
             raise ValueError(
                 f"dim={self.dim} is not a multiple of 2 * n_heads={2 * self.n_heads}: rotary "
@@ -51,7 +57,9 @@ class ModelConfig:
         from transformers import AutoConfig
 
         from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+        from attnres.models.sublayers import sublayers_of
 
+        sublayers_of(self.family)  # transformers would name all of its families
         text_config = AutoConfig.for_model(
             self.family,
             vocab_size=vocab_size,
@@ -99,11 +107,12 @@ class Recipe:
     keep_checkpoints: int = 2
 
     def __post_init__(self):
-        counts = [each.name for each in fields(self) if each.type is int]
-        _check_positive(self, *(name for name in counts if name != "seed"))
+        _check_counts(self, "seed")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision must be float32 or bfloat16, got {self.precision!r}")
-        if not self.name or "/" in self.name or self.name.startswith("."):
+        if not self.name or set("/\0") & set(self.name) or self.name.startswith("."):
             raise ValueError(f"name must do as the name of a folder, got {self.name!r}")
 
     @property

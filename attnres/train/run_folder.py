@@ -26,7 +26,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoint"
         self._recipe = recipe
         if (path / "recipe.json").exists():
-            _check_same(path, json.loads((path / "recipe.json").read_text()), recipe)
+            _check_same(path, _read_recipe(path / "recipe.json"), recipe)
 
     def claim(self) -> None:
         """Write the recipe and the environment down, once the run is known to be possible."""
@@ -49,18 +49,21 @@ class RunFolder:
 
     def is_done(self) -> bool:
         path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return bool(lines) and lines[-1].startswith('{"kind": "end"')
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return bool(lines) and lines[-1].startswith('{"kind": "end"') and lines[-1].endswith("\n")
 
 
 class Metrics:
-    """Appends one JSON object a line, and scalars and lists to TensorBoard."""
+    """Appends one JSON object a line, and scalars and lists to TensorBoard.
 
-    def __init__(self, folder: Path, step: int):
+    TensorBoard then forgets what it was told of the steps from `purge_from` on.
+    """
+
+    def __init__(self, folder: Path, purge_from: int):
         from torch.utils.tensorboard import SummaryWriter
 
         self._file = (folder / "metrics.jsonl").open("a")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_from)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
@@ -103,10 +106,17 @@ def _write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
 def _check_same(path: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> None:
     """ValueError that names the first field in which two recipes differ."""
     old, new = _flatten(saved), _flatten(recipe)
-    for key in sorted(old.keys() | new.keys()):
+    for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):
             raise ValueError(
                 f"{path} holds a run of another recipe: {key} was {old.get(key)!r}, now "

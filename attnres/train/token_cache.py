@@ -35,13 +35,13 @@ def load_entry(file: Path) -> tuple[dict[str, Tensor], str] | None:
 
 def store_entry(file: Path, tensors: Mapping[str, Tensor], text: str) -> None:
     """Write an entry beside its place and move it there, so that no reader sees half of one."""
-    from safetensors.torch import save_file
+    from attnres.train.checkpoint import write_tensors
 
     file.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"text": text, "sha256": _checksum(tensors, text)}
     with tempfile.TemporaryDirectory(prefix="new-", dir=file.parent) as folder:
         draft = Path(folder) / file.name
-        save_file(dict(tensors), draft, metadata)
+        write_tensors(draft, dict(tensors), metadata)
         os.replace(draft, file)
 
 

@@ -120,8 +120,6 @@ def folder(tmp_path):
 @pytest.fixture(scope="session")
 def demo_page(tmp_path_factory):
     """The report of the demo, for tests that only read it."""
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("jinja2")
     from attnres.analysis.report import write_report
 
     return write_report(write_demo(tmp_path_factory.mktemp("runs") / "demo")).read_text("utf-8")

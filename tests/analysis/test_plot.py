@@ -9,8 +9,6 @@ from attnres.analysis import plot
 from attnres.analysis.runs import load_run, load_runs
 from attnres.analysis.weights import entropy_over_training, has_weights, weight_grid
 
-pytest.importorskip("matplotlib")
-
 
 def test_weights_are_placed_by_their_source(make, tmp_path):
     run = load_run(make.run(tmp_path, "block", method="attn_res", sizes=[2, 2], rms=[1.0] * 4))

@@ -1,18 +1,14 @@
 import base64
-import json
 import math
 import re
 import shutil
 import struct
-import subprocess
 import sys
 import zlib
 from html.parser import HTMLParser
 
 import pytest
-
-pytest.importorskip("matplotlib")
-pytest.importorskip("jinja2")
+from browser import look_at
 
 from attnres.analysis import report
 from attnres.analysis.report import write_report
@@ -192,54 +188,10 @@ def test_a_missing_extra_is_named_with_its_install_line(folder, monkeypatch):
         write_report(folder)
 
 
-CHECK = """<script>
-window.onload = () => {
-  const images = [...document.images].map(image => [image.naturalWidth, image.width]);
-  const loads = performance.getEntriesByType("resource").map(entry => entry.name.slice(0, 5));
-  const dark = [...document.images].map(image =>
-    image.currentSrc === image.parentElement.querySelector("source").srcset);
-  const overflow = document.documentElement.scrollWidth - innerWidth;
-  const found = document.createElement("output");
-  found.textContent = JSON.stringify({images, loads, dark, overflow});
-  document.body.append(found);
-  console.info("page checked");
-};
-</script>"""
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=10000",
-    "--dump-dom",
-    "--window-size=1200,900",
-]
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "is_dark"), [(1, False), (0, True)])
 def test_page_opens_in_a_browser(demo_page, tmp_path, scheme, is_dark):
-    names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next(filter(None, map(shutil.which, names)), None)
-    if browser is None:
-        pytest.skip("no Chromium or Chrome on the path")
-    page = tmp_path / "checked.html"
-    page.write_text(demo_page + CHECK)
-    own = [f"--user-data-dir={tmp_path / 'profile'}"]
-    own += [f"--blink-settings=preferredColorScheme={scheme}", page.as_uri()]
-    done = subprocess.run([browser, *FLAGS, *own], capture_output=True, text=True, timeout=60)
-    match = re.search(r"<output>(.*)</output>", done.stdout)
-    assert match, done.stderr[-2000:]
-    found = json.loads(match[1])
-    messages = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert len(messages) == 1, messages
-    assert "page checked" in messages[0]
+    found = look_at(demo_page, tmp_path, scheme)
     assert len(found["images"]) == len(FIGURES)
     assert all(natural == 1840 and width > 0 for natural, width in found["images"])
     assert found["dark"] == [is_dark] * len(FIGURES)

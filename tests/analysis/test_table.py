@@ -63,11 +63,20 @@ def test_a_loss_that_is_not_a_number_is_shown_as_such(folder, make):
     assert cells(folder, "vs standard")[1] == "NaN"
 
 
-def test_terminal_table_has_every_run_as_it_is_named(folder, make):
+def test_terminal_table_of_the_demo_fits_80_columns(folder):
     console = Console(width=80, record=True, quiet=False)
+    console.print(rich_table(summary_table(load_runs(folder))))
+    text = console.export_text()
+    assert "…" not in text
+    for word in ("standard", "block", "full", "2,612,345", "attn_res, Full", "Validation loss"):
+        assert word in text, word
+
+
+def test_terminal_table_has_every_run_as_it_is_named(folder, make):
+    console = Console(width=200, record=True, quiet=False)
     make.run(folder, "[red]x")
     console.print(rich_table(summary_table(load_runs(folder))))
     text = console.export_text()
     assert "[red]x" in text
+    assert "attn_res, 4 blocks of 3" in text
     assert "2,612,345" in text
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text  # nothing is cut

@@ -61,7 +61,7 @@ class Fault:
         self.left, self.error, self.only_once, self.fired = n_calls, error, only_once, False
         for name in ("fsync", "mkdir", "rename", "unlink", "rmdir"):
             patch.setattr(os, name, self.wrap(getattr(os, name)))
-        patch.setattr(checkpoint, "_write_tensors", self.wrap(checkpoint._write_tensors))
+        patch.setattr(checkpoint, "write_tensors", self.wrap(checkpoint.write_tensors))
 
     def wrap(self, function):
         def call(*args, **kwargs):
@@ -134,7 +134,7 @@ def test_a_failing_call_is_one_error_and_leaves_no_trace(tmp_path, monkeypatch, 
 
 def test_safetensors_error_becomes_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="No such file or directory"):
-        checkpoint._write_tensors(tmp_path / "absent" / "file", {"a": torch.zeros(1)}, {})
+        checkpoint.write_tensors(tmp_path / "absent" / "file", {"a": torch.zeros(1)}, {})
 
 
 LIMITED = """
