@@ -3,26 +3,22 @@
 Bad input ends with one line on standard error and exit status 2.
 """
 
-import contextlib
 import importlib
-import io
 import multiprocessing
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated
 
+from attnres.arguments import fail, flat, parse, show_warnings_in_a_line
 from attnres.layout import SUBLAYERS_PER_LAYER
-from attnres.residual import AttnResConfig, ResidualConfig, format_residual, parse_residual
+from attnres.residual import AttnResConfig
 
 if TYPE_CHECKING:
     from attnres.train.recipe import Recipe
-
-Parsed = TypeVar("Parsed")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,15 +28,15 @@ def main(arguments: list[str] | None = None) -> None:
         print(_overview())
         return
     if name not in COMMANDS:
-        _fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
+        fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is fetched from a hub
-    _show_warnings_in_a_line()
+    show_warnings_in_a_line()
     try:
         COMMANDS[name](arguments[1:])
     except (ValueError, OSError, FloatingPointError) as error:
-        _fail(str(error))
+        fail(str(error))
     except ModuleNotFoundError as error:
-        _fail(f"{error}: pip install 'attention-residuals[train,report]'")
+        fail(f"{error}: pip install 'attention-residuals[train,report]'")
     except KeyboardInterrupt:
         print("\nattnres: interrupted; the same command resumes", file=sys.stderr)
         raise SystemExit(130) from None
@@ -58,7 +54,7 @@ def demo(arguments: list[str]) -> None:
     """Train one small model under three residuals, and write a report. Run again to resume."""
     from attnres.train.recipes import demo_comparison
 
-    chosen = _parse(Demo, "demo", demo, arguments)
+    chosen = parse(Demo, "demo", demo, arguments)
     for recipe in demo_comparison(chosen.n_steps):
         path = chosen.folder / recipe.name
         if not _say_if_done(recipe, path):
@@ -80,12 +76,12 @@ def train(arguments: list[str]) -> None:
 
     @dataclass(frozen=True)
     class Train:
-        recipe: Annotated[Recipe, _flat()]
+        recipe: Annotated[Recipe, flat()]
         folder: Path = Path("runs")
         """the run goes into a folder of its name in here"""
 
     rest = ["--help"] if name in ("-h", "--help") else arguments[1:]
-    chosen = _parse(Train, "train RECIPE", train, rest, Train(recipe=recipe))
+    chosen = parse(Train, "train RECIPE", train, rest, Train(recipe=recipe))
     path = chosen.folder / chosen.recipe.name
     if not _say_if_done(chosen.recipe, path):
         _train_with_progress(chosen.recipe, path)
@@ -101,7 +97,7 @@ def report(arguments: list[str]) -> None:
         folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
         """folder of an experiment: one folder a run in it"""
 
-    _write_report(_parse(Report, "report", report, arguments).folder)
+    _write_report(parse(Report, "report", report, arguments).folder)
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ class Layout:
 
 def layout(arguments: list[str]) -> None:
     """Print which sublayer closes a block and what every reader sees."""
-    chosen = asdict(_parse(Layout, "layout", layout, arguments))
+    chosen = asdict(parse(Layout, "layout", layout, arguments))
     n_layers = chosen.pop("layers")
     if n_layers < 1:
         raise ValueError(f"layers must be positive, got {n_layers}")
@@ -182,11 +178,11 @@ def _train_apart(recipe: "Recipe", path: Path) -> None:
 
 
 def _train_child(recipe: "Recipe", path: Path) -> None:
-    _show_warnings_in_a_line()
+    show_warnings_in_a_line()
     try:
         _train_with_progress(recipe, path)
     except (ValueError, OSError, FloatingPointError) as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -212,79 +208,6 @@ def _write_report(folder: Path) -> None:
     page = write_report(folder)
     Console().print(rich_table(summary_table(load_runs(folder))))
     print(f"report: {page}")
-
-
-def _parse(
-    kind: type[Parsed],
-    command: str,
-    documented: Callable[..., Any],
-    arguments: list[str],
-    default: Parsed | None = None,
-) -> Parsed:
-    import tyro
-
-    errors = io.StringIO()
-    settings: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(
-                kind,
-                prog=f"attnres {command}",
-                description=documented.__doc__,
-                args=arguments,
-                registry=_registry(),
-                **settings,
-            )
-    except SystemExit as end:
-        if end.code:
-            _fail(end.code if isinstance(end.code, str) else errors.getvalue())
-        raise
-
-
-def _registry() -> Any:
-    """Teach tyro how a residual method is written on the command line."""
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
-
-    def parse(words: list[str]) -> ResidualConfig:
-        try:
-            return parse_residual(words[0])
-        except ValueError as error:
-            raise SystemExit(str(error)) from error  # tyro would wrap a ValueError in its own words
-
-    registry = ConstructorRegistry()
-
-    @registry.primitive_rule
-    def residual(type_info: Any) -> Any:
-        if set(get_args(type_info.type)) != set(get_args(ResidualConfig)):
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="METHOD[:NAME=VALUE,...]",
-            instance_from_str=parse,
-            is_instance=lambda x: isinstance(x, ResidualConfig),
-            str_from_instance=lambda config: [format_residual(config)],
-        )
-
-    return registry
-
-
-def _show_warnings_in_a_line() -> None:
-    warnings.showwarning = lambda message, *place: print(f"attnres: {message}", file=sys.stderr)
-
-
-def _flat() -> Any:
-    import tyro
-
-    return tyro.conf.arg(name="")
-
-
-def _fail(message: str) -> NoReturn:
-    """One line and exit status 2, without the box and the help that tyro puts around a message."""
-    message = message.partition("Argument helptext")[0].partition("For full helptext")[0]
-    words = "".join(" " if "─" <= char <= "╿" else char for char in message).split()
-    line = " ".join(word for word in words if word.strip("-+|"))  # a box drawn in ASCII
-    print(f"attnres: error: {line}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 if __name__ == "__main__":

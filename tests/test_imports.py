@@ -21,6 +21,7 @@ ORDER = [
     "train",
     "inference",
     "analysis",
+    "arguments",
     "cli",
 ]
 OPTIONAL = [

@@ -40,7 +40,7 @@ class Stack(nn.Module):
     def __init__(self, config: ResidualConfig):
         super().__init__()
         torch.manual_seed(0)
-        self.residual = config.build(DIM, N_SUBLAYERS)
+        self.residual: Residual[Any] = config.build(DIM, N_SUBLAYERS)
         self.sublayers = nn.ModuleList(
             nn.Sequential(nn.RMSNorm(DIM), nn.Linear(DIM, DIM), nn.GELU())
             for _ in range(N_SUBLAYERS)

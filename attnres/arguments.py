@@ -1,0 +1,88 @@
+"""How the command line is read by tyro, and how it says what is wrong."""
+
+import contextlib
+import io
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, get_args
+
+from attnres.residual import ResidualConfig, format_residual, parse_residual
+
+Parsed = TypeVar("Parsed")
+
+
+def parse(
+    kind: type[Parsed],
+    command: str,
+    documented: Callable[..., Any],
+    arguments: list[str],
+    default: Parsed | None = None,
+) -> Parsed:
+    """The fields of the dataclass `kind` from the command line; `documented` gives the help."""
+    import tyro
+
+    errors = io.StringIO()
+    settings: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind,
+                prog=f"attnres {command}",
+                description=documented.__doc__,
+                args=arguments,
+                registry=_registry(),
+                **settings,
+            )
+    except SystemExit as end:
+        if end.code:
+            fail(end.code if isinstance(end.code, str) else errors.getvalue())
+        raise
+
+
+def _registry() -> Any:
+    """Teach tyro how a residual method is written on the command line."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    def from_text(words: list[str]) -> ResidualConfig:
+        try:
+            return parse_residual(words[0])
+        except ValueError as error:
+            raise SystemExit(str(error)) from error  # tyro would wrap a ValueError in its own words
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def residual(type_info: Any) -> Any:
+        if set(get_args(type_info.type)) != set(get_args(ResidualConfig)):
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="METHOD[:NAME=VALUE,...]",
+            instance_from_str=from_text,
+            is_instance=lambda x: isinstance(x, ResidualConfig),
+            str_from_instance=lambda config: [format_residual(config)],
+        )
+
+    return registry
+
+
+def show_warnings_in_a_line() -> None:
+    """Without the place in the code, which says nothing to a user."""
+    warnings.showwarning = lambda message, *place: print(f"attnres: {message}", file=sys.stderr)
+
+
+def flat() -> Any:
+    """Annotates a field whose own fields need no prefix."""
+    import tyro
+
+    return tyro.conf.arg(name="")
+
+
+def fail(message: str) -> NoReturn:
+    """One line and exit status 2, without the box and the help that tyro puts around a message."""
+    message = message.partition("Argument helptext")[0].partition("For full helptext")[0]
+    words = "".join(" " if "─" <= char <= "╿" else char for char in message).split()
+    line = " ".join(word for word in words if word.strip("-+|"))  # a box drawn in ASCII
+    print(f"attnres: error: {line}", file=sys.stderr)
+    raise SystemExit(2)
