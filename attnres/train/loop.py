@@ -102,10 +102,9 @@ def _resume(run: Run, folder: RunFolder) -> int:
     if newest is None:
         return 0
     state = checkpoint.load(newest, run.model, run.optimizers)
-    if state["residual"] != _residual_state(run):
-        raise ValueError(
-            f"{newest} was saved with {state['residual']}, the recipe has {_residual_state(run)}"
-        )
+    own = run.model.config.residual_state
+    if state["residual"] != own:
+        raise ValueError(f"{newest} was saved with {state['residual']}, the recipe has {own}")
     return state["step"]
 
 
@@ -130,7 +129,7 @@ def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: 
         if _due(step, recipe.probe_every, recipe):
             _measure(run, metrics, step)
         if _due(step, recipe.save_every, recipe):
-            state = {"residual": _residual_state(run)}
+            state = {"residual": run.model.config.residual_state}
             checkpoint.save(
                 folder.checkpoints, step, run.model, run.optimizers, state, recipe.keep_checkpoints
             )
@@ -229,11 +228,6 @@ def _describe_model(run: Run) -> dict[str, Any]:
         "n_residual_params": sum(p.numel() for p in residual.parameters()),
         "layout_sizes": layout.get("sizes", []),
     }
-
-
-def _residual_state(run: Run) -> dict[str, Any]:
-    config = run.model.config
-    return {**config.residual, **config.residual_state}
 
 
 def _autocast(run: Run):
