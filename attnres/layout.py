@@ -5,12 +5,16 @@ FLA count blocks in sublayers, Kimi K3 and Megatron in transformer layers, so no
 called `block_size`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 SUBLAYERS_PER_LAYER = 2
+UNITS = ("sublayers_per_block", "layers_per_block", "n_blocks")
+UNITS_IN_WORDS = (
+    "sublayers_per_block (the paper, FLA), layers_per_block (transformer layers of two sublayers: "
+    "Kimi K3, Megatron) and n_blocks"
+)
 COUNTING = 1  # version of how sizes and sources are counted; stored with every checkpoint
 
 
@@ -26,9 +30,11 @@ class BlockLayout:
     ends: tuple[int, ...] = field(init=False, repr=False, compare=False)  # depths that close blocks
 
     def __post_init__(self):
+        if not isinstance(self.sizes, list | tuple):
+            raise ValueError(f"sizes must be sublayers in each block, got {self.sizes!r}")
         object.__setattr__(self, "sizes", tuple(self.sizes))  # a list would be no key, and unequal
         for size in self.sizes:
-            _check_count("sublayers in a block", size)
+            check_count("sublayers in a block", size)
         if not self.sizes:
             raise ValueError("a layout needs at least one block, got sizes=()")
         ends = tuple(end - 1 for end in accumulate(self.sizes))
@@ -62,17 +68,13 @@ class BlockLayout:
             ValueError: none or several units, a size that is no positive integer, more blocks than
                 sublayers.
         """
-        _check_count("n_sublayers", n_sublayers)
-        units = {
-            "sublayers_per_block": sublayers_per_block,
-            "layers_per_block": layers_per_block,
-            "n_blocks": n_blocks,
-        }
-        given = {name: value for name, value in units.items() if value is not None}
-        if len(given) != 1 or unknown:
-            raise ValueError(_unit_message(given | unknown))
-        ((name, value),) = given.items()
-        _check_count(name, value)
+        check_count("n_sublayers", n_sublayers)
+        name, value = one_unit(
+            sublayers_per_block=sublayers_per_block,
+            layers_per_block=layers_per_block,
+            n_blocks=n_blocks,
+            **unknown,
+        )
         if name == "n_blocks":
             return cls(_even_sizes(n_sublayers, value))
         size = value * SUBLAYERS_PER_LAYER if name == "layers_per_block" else value
@@ -115,19 +117,17 @@ class BlockLayout:
             raise ValueError(
                 f"a layout counted in sublayers, version {COUNTING}, was expected, got {data}"
             )
-        return cls(tuple(data["sizes"]))
+        return cls(tuple(data.get("sizes", ())))
 
     def __str__(self) -> str:
         rows = [("block", "sublayers", "first read", "later reads", "closes after")]
         start = 0
         for block, (size, end) in enumerate(zip(self.sizes, self.ends, strict=True), 1):
-            later = _sources_text(self.source_names(start + 1)) if size > 1 else "-"
+            later = _sources_text(block, " + partial") if size > 1 else "-"
             span = f"{start} to {end}" if size > 1 else f"{start}"
-            first = _sources_text(self.source_names(start))
-            rows.append((f"b{block}", span, first, later, f"sublayer {end}"))
+            rows.append((f"b{block}", span, _sources_text(block), later, f"sublayer {end}"))
             start = end + 1
-        output = _sources_text(self.source_names(start))
-        rows.append(("output", "-", output, "-", "-"))
+        rows.append(("output", "-", _sources_text(self.n_blocks + 1), "-", "-"))
         return "\n".join([*_align(rows), self._summary()])
 
     def _summary(self) -> str:
@@ -142,17 +142,21 @@ class BlockLayout:
             raise ValueError(f"depth must be from 0 to {last}, got {depth}")
 
 
-def _check_count(name: str, value: object) -> None:
+def one_unit(**units: Any) -> tuple[str, int]:
+    """Name and value of the one unit that is not None; ValueError where it is not just one."""
+    given = {name: value for name, value in units.items() if value is not None}
+    if len(given) != 1 or not given.keys() <= set(UNITS):
+        found = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
+        raise ValueError(f"give exactly one of {UNITS_IN_WORDS}; got {found}")
+    ((name, value),) = given.items()
+    check_count(name, value)
+    return name, value
+
+
+def check_count(name: str, value: object) -> None:
+    """ValueError with the value where it is no positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
-def _unit_message(given: Mapping[str, object]) -> str:
-    found = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
-    return (
-        "give exactly one of sublayers_per_block (the paper, FLA), layers_per_block (transformer "
-        f"layers of two sublayers: Kimi K3, Megatron) and n_blocks; got {found}"
-    )
 
 
 def _even_sizes(n_sublayers: int, n_blocks: int) -> tuple[int, ...]:
@@ -162,11 +166,10 @@ def _even_sizes(n_sublayers: int, n_blocks: int) -> tuple[int, ...]:
     return (size + 1,) * n_larger + (size,) * (n_blocks - n_larger)
 
 
-def _sources_text(names: tuple[str, ...]) -> str:
-    blocks = [name for name in names if name != "partial"]
-    text = blocks[0] if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
-    partial = " + partial" if "partial" in names else ""
-    return f"{text}{partial} ({len(names)})"
+def _sources_text(n_finished: int, partial: str = "") -> str:
+    """The embedding, the blocks before, and the partial sum where there is one."""
+    text = "b0" if n_finished == 1 else f"b0 to b{n_finished - 1}"
+    return f"{text}{partial} ({n_finished + bool(partial)})"
 
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:

@@ -101,8 +101,11 @@ def test_imports_point_one_way(part):
     later = set(ORDER[ORDER.index(part) + 1 :])
     paths = [*PACKAGE.glob(f"{part}.py"), *PACKAGE.glob(f"{part}/**/*.py")]
     for path in paths:
-        above = imported_parts(ast.parse(path.read_text())) & later
-        assert not above, f"{path} imports {above}"
+        imported = imported_parts(ast.parse(path.read_text()))
+        assert not imported & later, f"{path} imports {imported & later}"
+        assert imported <= set(ORDER), (
+            f"{path} imports {imported - set(ORDER)} of the whole package"
+        )
 
 
 def test_every_part_of_the_package_has_its_place():

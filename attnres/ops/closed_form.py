@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnres.ops.reference import compute_dtype, result_dtype, without_autocast
+from attnres.ops.precision import compute_dtype, result_dtype, without_autocast
 
 
 class Statistics(NamedTuple):

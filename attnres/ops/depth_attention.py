@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnres.ops import closed_form, reference
-from attnres.ops.reference import without_autocast
+from attnres.ops.precision import without_autocast
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {"closed_form": closed_form, "reference": reference}
 
@@ -67,6 +67,12 @@ def fastest_impl(device: torch.device) -> str:
     return "closed_form"
 
 
+def check_eps(eps: float) -> None:
+    """ValueError for an epsilon that is negative or no finite number."""
+    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
+
+
 def _check_and_choose(
     query_D: Tensor,
     sources: Sequence[Tensor],
@@ -77,8 +83,7 @@ def _check_and_choose(
     _check_sources(sources)
     _check_parameter("query_D", query_D, sources[0])
     _check_parameter("key_weight_D", key_weight_D, sources[0])
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"eps must be finite and not negative, got {eps}")
+    check_eps(eps)
     name = fastest_impl(query_D.device) if impl is None else impl
     if name not in IMPLEMENTATIONS:
         known = ", ".join(sorted(IMPLEMENTATIONS))
@@ -87,6 +92,9 @@ def _check_and_choose(
 
 
 def _check_sources(sources: Sequence[Tensor]) -> None:
+    if not isinstance(sources, list | tuple) or not all(isinstance(v, Tensor) for v in sources):
+        kind = type(sources).__name__
+        raise ValueError(f"sources must be a list or tuple of tensors, got a {kind}")
     if len(sources) == 0:
         raise ValueError("depth attention needs at least one source, got none")
     first = sources[0]
@@ -108,6 +116,8 @@ def _check_sources(sources: Sequence[Tensor]) -> None:
 
 
 def _check_parameter(name: str, parameter_D: Tensor, source: Tensor) -> None:
+    if not isinstance(parameter_D, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {parameter_D!r}")
     if parameter_D.shape != source.shape[-1:]:
         raise ValueError(
             f"{name} must have shape [{source.shape[-1]}], the width of the sources, "

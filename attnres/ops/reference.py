@@ -7,11 +7,12 @@ S sources (the embedding, then blocks), D model width; `...` is any leading shap
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from attnres.ops.precision import compute_dtype, result_dtype
 
 
 def depth_attention(
@@ -33,26 +34,6 @@ def _weights(query_D: Tensor, source_SD: Tensor, key_weight_D: Tensor, eps: floa
     key_SD = F.rms_norm(source_SD, query_D.shape, key_weight_D.to(source_SD.dtype), eps)
     logits_S = torch.einsum("d,s...d->s...", query_D.to(source_SD.dtype), key_SD)
     return logits_S.softmax(dim=0)
-
-
-def result_dtype(sources: Sequence[Tensor]) -> torch.dtype:
-    """The widest dtype among the sources: that of the mix."""
-    dtype = sources[0].dtype
-    for source in sources[1:]:
-        dtype = torch.promote_types(dtype, source.dtype)
-    return dtype
-
-
-def compute_dtype(sources: Sequence[Tensor]) -> torch.dtype:
-    """float32, or float64 for float64 sources, so that the reference is its own oracle."""
-    return torch.promote_types(result_dtype(sources), torch.float32)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Keeps the arithmetic in `compute_dtype`; the meta device has no autocast to switch off."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def _stack(sources: Sequence[Tensor]) -> Tensor:

@@ -6,16 +6,16 @@ over the embedding, the sum of every finished block and the partial sum of the u
 is the layout of blocks of one sublayer.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from attnres.layout import BlockLayout
+from attnres.layout import UNITS, BlockLayout, check_count, one_unit
 from attnres.ops import depth_attention, depth_weights
-from attnres.residual.base import Residual
+from attnres.ops.depth_attention import check_eps
+from attnres.residual.base import Residual, check_depth, check_output
 
 
 class DepthState(NamedTuple):
@@ -32,11 +32,12 @@ class DepthState(NamedTuple):
 class DepthReader(nn.Module):
     """One query over depth and the norm of its keys."""
 
-    def __init__(self, dim: int, eps: float):
+    def __init__(self, dim: int, eps: float, impl: str | None):
         super().__init__()
         self.query = nn.Parameter(torch.empty(dim))
         self.key_weight = nn.Parameter(torch.empty(dim))
         self.eps = eps
+        self.impl = impl
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -44,10 +45,10 @@ class DepthReader(nn.Module):
         nn.init.ones_(self.key_weight)
 
     def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
-        return depth_attention(self.query, sources, self.key_weight, eps=self.eps)
+        return depth_attention(self.query, sources, self.key_weight, eps=self.eps, impl=self.impl)
 
     def weights(self, sources: tuple[Tensor, ...]) -> Tensor:
-        return depth_weights(self.query, sources, self.key_weight, eps=self.eps)
+        return depth_weights(self.query, sources, self.key_weight, eps=self.eps, impl=self.impl)
 
 
 class FirstReader(nn.Module):
@@ -75,29 +76,35 @@ class AttnRes(Residual[DepthState]):
         dim: width of the hidden state.
         layout: which sublayers close a block; `BlockLayout.full(n)` is Full AttnRes.
         eps: RMSNorm epsilon of the keys.
+        impl: implementation of depth attention, as in `depth_attention`.
 
     Raises:
-        ValueError: a width that is not positive, an epsilon that is negative or not finite.
+        ValueError: a width that is not positive, no layout, an epsilon that is negative or not
+            finite; later a depth, an output or a state that does not fit.
     """
 
-    def __init__(self, dim: int, layout: BlockLayout, eps: float = 1e-6):
+    def __init__(self, dim: int, layout: BlockLayout, eps: float = 1e-6, impl: str | None = None):
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be positive, got {dim}")
-        if not 0 <= eps < math.inf:
-            raise ValueError(f"eps must be finite and not negative, got {eps}")
+        check_count("dim", dim)
+        check_eps(eps)
+        if not isinstance(layout, BlockLayout):
+            raise ValueError(f"layout must be a BlockLayout, got {layout!r}")
         self.layout = layout
         self.n_sublayers = layout.n_sublayers
-        later = (DepthReader(dim, eps) for _ in range(layout.n_sublayers))
+        later = (DepthReader(dim, eps, impl) for _ in range(layout.n_sublayers))
         self.readers = nn.ModuleList([FirstReader(), *later])
 
     def start(self, embed_BTD: Tensor) -> DepthState:
         return DepthState(blocks=(embed_BTD,))
 
     def read(self, state: DepthState, depth: int) -> tuple[Tensor, DepthState]:
-        return self._reader(depth, self.n_sublayers - 1)(state.sources), state
+        check_depth(depth, self.n_sublayers - 1)
+        return self._reader(state, depth)(state.sources), state
 
     def write(self, state: DepthState, depth: int, out_BTD: Tensor) -> DepthState:
+        check_depth(depth, self.n_sublayers - 1)
+        self._check_state(state, depth)
+        check_output(out_BTD, state.blocks[0], depth)
         out_BTD = out_BTD.to(state.blocks[0].dtype)
         total = out_BTD if state.partial is None else state.partial + out_BTD
         if self.layout.closes_after(depth):
@@ -105,23 +112,31 @@ class AttnRes(Residual[DepthState]):
         return DepthState(state.blocks, partial=total)
 
     def finish(self, state: DepthState) -> Tensor:
-        return self.readers[-1](state.sources)
+        return self._reader(state, self.n_sublayers)(state.sources)
 
     def reset_parameters(self) -> None:
-        for depth in range(self.n_sublayers + 1):
-            self._reader(depth, self.n_sublayers).reset_parameters()
+        for reader in self.readers:
+            cast(DepthReader | FirstReader, reader).reset_parameters()
 
     def stream(self, state: DepthState) -> Tensor:
         """The unfinished block's sum, or the sum of the block just finished."""
         return state.sources[-1]
 
     def weights(self, state: DepthState, depth: int) -> Tensor:
-        return self._reader(depth, self.n_sublayers).weights(state.sources)
+        check_depth(depth, self.n_sublayers)
+        return self._reader(state, depth).weights(state.sources)
 
-    def _reader(self, depth: int, last: int) -> DepthReader | FirstReader:
-        if not 0 <= depth <= last:
-            raise ValueError(f"depth must be from 0 to {last}, got {depth}")
+    def _reader(self, state: DepthState, depth: int) -> DepthReader | FirstReader:
+        self._check_state(state, depth)
         return cast(DepthReader | FirstReader, self.readers[depth])
+
+    def _check_state(self, state: DepthState, depth: int) -> None:
+        expected = self.layout.n_sources(depth)
+        if len(state.sources) != expected:
+            raise ValueError(
+                f"the state has {len(state.sources)} sources, at depth {depth} there are "
+                f"{expected}: write the output of every sublayer once, in order"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +148,21 @@ class AttnResConfig:
     n_blocks: int | None = None
     eps: float = 1e-6
 
+    def __post_init__(self):
+        check_eps(self.eps)
+        if self._units():
+            one_unit(**self._units())
+
     def build(self, dim: int, n_sublayers: int) -> AttnRes:
         return AttnRes(dim, self.layout(n_sublayers), self.eps)
 
     def layout(self, n_sublayers: int) -> BlockLayout:
-        units = {
-            "sublayers_per_block": self.sublayers_per_block,
-            "layers_per_block": self.layers_per_block,
-            "n_blocks": self.n_blocks,
-        }
-        if all(value is None for value in units.values()):
+        if not self._units():
             return BlockLayout.full(n_sublayers)
-        return BlockLayout.of(n_sublayers, **units)
+        return BlockLayout.of(n_sublayers, **self._units())
+
+    def _units(self) -> dict[str, int]:
+        return {name: value for name in UNITS if (value := getattr(self, name)) is not None}
 
     def describe(self, n_sublayers: int) -> dict[str, Any]:
         """What decides the function of a model and shows in no tensor's shape."""

@@ -7,7 +7,8 @@
     logits_BTV = head(norm(residual.finish(state)))
 
 No model names the method it runs. The state is a tensor or a named tuple of tensors, so that it can
-be checkpointed, cut at a pipeline stage and traced; nothing in it is changed in place.
+be checkpointed, cut at a pipeline stage and traced; nothing in it is changed in place, and a
+sublayer must not change its input in place, which may be part of the state.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +17,24 @@ from typing import Generic, TypeVar
 from torch import Tensor, nn
 
 State = TypeVar("State")
+
+
+def check_depth(depth: int, last: int) -> None:
+    """ValueError for a depth that is not from 0 to `last`."""
+    if not 0 <= depth <= last:
+        raise ValueError(f"depth must be from 0 to {last}, got {depth}")
+
+
+def check_output(out_BTD: Tensor, like_BTD: Tensor, depth: int) -> None:
+    """ValueError for a sublayer's output that is no tensor of the embedding's shape."""
+    if not isinstance(out_BTD, Tensor):
+        kind = type(out_BTD).__name__
+        raise ValueError(f"the output of sublayer {depth} must be a tensor, got a {kind}")
+    if out_BTD.shape != like_BTD.shape:
+        raise ValueError(
+            f"the output of sublayer {depth} has shape {list(out_BTD.shape)}, the embedding "
+            f"{list(like_BTD.shape)}"
+        )
 
 
 class Residual(nn.Module, ABC, Generic[State]):

@@ -1,8 +1,14 @@
-"""Residual methods by name, for JSON and the command line."""
+"""Residual methods by name, for JSON and the command line.
+
+A config is a frozen dataclass of plain values with `build(dim, n_sublayers)`, which gives the
+method, and `describe(n_sublayers)`, a JSON object of what decides its function and shows in no
+tensor's shape.
+"""
 
 from dataclasses import asdict, fields
 from typing import Any
 
+from attnres.layout import UNITS_IN_WORDS
 from attnres.residual.attn_res import AttnResConfig
 from attnres.residual.standard import StandardConfig
 
@@ -15,6 +21,8 @@ RESIDUALS: dict[str, type[ResidualConfig]] = {
 
 def residual_to_json(config: ResidualConfig) -> dict[str, Any]:
     """{"method": name, ...} with the settings that are set."""
+    if type(config) not in RESIDUALS.values():
+        raise ValueError(f"no config of a residual method: {config!r}")
     (name,) = (name for name, kind in RESIDUALS.items() if type(config) is kind)
     settings = {key: value for key, value in asdict(config).items() if value is not None}
     return {"method": name, **settings}
@@ -29,6 +37,8 @@ def residual_from_json(data: dict[str, Any]) -> ResidualConfig:
         raise ValueError(f"no residual method {name!r}; there are: {known}")
     known = [field.name for field in fields(RESIDUALS[name])]
     for setting in settings:
+        if setting == "block_size":
+            raise ValueError(f"block_size has no unit; give {UNITS_IN_WORDS}")
         if setting not in known:
             raise ValueError(
                 f"residual method {name!r} has no setting {setting!r}; it has: "

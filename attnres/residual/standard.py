@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from attnres.residual.base import Residual
+from attnres.layout import check_count
+from attnres.residual.base import Residual, check_depth, check_output
 
 
 class Standard(Residual[Tensor]):
@@ -13,15 +14,19 @@ class Standard(Residual[Tensor]):
 
     def __init__(self, n_sublayers: int):
         super().__init__()
+        check_count("n_sublayers", n_sublayers)
         self.n_sublayers = n_sublayers
 
     def start(self, embed_BTD: Tensor) -> Tensor:
         return embed_BTD
 
     def read(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        check_depth(depth, self.n_sublayers - 1)
         return state, state
 
     def write(self, state: Tensor, depth: int, out_BTD: Tensor) -> Tensor:
+        check_depth(depth, self.n_sublayers - 1)
+        check_output(out_BTD, state, depth)
         return state + out_BTD.to(state.dtype)
 
     def finish(self, state: Tensor) -> Tensor:

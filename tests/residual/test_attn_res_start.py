@@ -80,7 +80,7 @@ def test_every_module_with_parameters_of_its_own_can_be_reset_alone():
 
 @pytest.mark.parametrize("dim", [0, -8])
 def test_width_must_be_positive(dim):
-    with pytest.raises(ValueError, match=f"dim must be positive, got {dim}"):
+    with pytest.raises(ValueError, match=f"dim must be a positive integer, got {dim}"):
         AttnRes(dim, LAYOUT)
 
 
@@ -115,10 +115,10 @@ def test_epsilon_reaches_every_read():
     for parameter in residual.parameters():
         nn.init.ones_(parameter)
     state = residual.start(torch.ones(8))
+    sums = [1.0]  # of the sources so far: the embedding, then blocks of two twos
     for depth in range(4):
         state = residual.write(state, depth, torch.ones(8) * 2)
-    weights = [residual.weights(state, depth) for depth in (1, 4)]
-    key_S = torch.tensor([1.0, 4.0, 4.0])
-    expected_S = (8 * key_S / (key_S.square() + 10).sqrt()).softmax(0)
-    for alpha_S in weights:
-        torch.testing.assert_close(alpha_S, expected_S)
+        sums = [*sums, 2.0] if depth % 2 == 0 else [*sums[:-1], 4.0]
+        key_S = torch.tensor(sums)
+        expected_S = (8 * key_S / (key_S.square() + 10).sqrt()).softmax(0)
+        torch.testing.assert_close(residual.weights(state, depth + 1), expected_S)

@@ -1,6 +1,7 @@
 """Residual methods by name: JSON and the text of the command line."""
 
 import json
+from typing import Any, cast
 
 import pytest
 
@@ -55,7 +56,6 @@ def test_reading_json_does_not_change_it():
     [
         ("attnres", "no residual method 'attnres'; there are: standard, attn_res"),
         ("", "no residual method ''; there are: standard, attn_res"),
-        ("attn_res:block_size=4", "'attn_res' has no setting 'block_size'; it has: sublayers_per"),
         ("standard:eps=0", "'standard' has no setting 'eps'; it has: none"),
         ("attn_res:n_blocks", "name=value, got 'n_blocks' in 'attn_res:n_blocks'"),
         ("attn_res:n_blocks=eight", "is a number, got 'eight' in 'attn_res:n_blocks=eight'"),
@@ -90,9 +90,33 @@ def test_configs_build_what_they_say():
     assert StandardConfig().describe(6) == {}
 
 
+def test_more_blocks_than_sublayers_are_refused_where_the_model_is_built():
+    with pytest.raises(ValueError, match="n_blocks=7"):
+        AttnResConfig(n_blocks=7).build(8, 6)
+
+
 @pytest.mark.parametrize(
-    "config", [AttnResConfig(n_blocks=7), AttnResConfig(n_blocks=2, layers_per_block=2)]
+    ("settings", "message"),
+    [
+        ({"n_blocks": 2, "layers_per_block": 2}, "exactly one.*layers_per_block=2, n_blocks=2"),
+        ({"n_blocks": -2}, "n_blocks must be a positive integer, got -2"),
+        ({"sublayers_per_block": 1.5}, "sublayers_per_block .* got 1.5"),
+        ({"layers_per_block": True}, "layers_per_block .* got True"),
+        ({"eps": -1.0}, "eps .* got -1.0"),
+        ({"eps": float("nan")}, "eps .* got nan"),
+        ({"eps": "1e-5"}, "eps .* got '1e-5'"),
+    ],
 )
-def test_a_layout_that_does_not_fit_is_refused_where_it_is_built(config):
-    with pytest.raises(ValueError, match="n_blocks="):
-        config.build(8, 6)
+def test_wrong_settings_are_refused_at_once(settings, message):
+    with pytest.raises(ValueError, match=message):
+        AttnResConfig(**settings)
+
+
+def test_a_bare_block_size_is_refused_with_both_ways_of_counting():
+    with pytest.raises(ValueError, match=r"sublayers_per_block .*FLA.* layers_per_block .*Mega"):
+        parse_residual("attn_res:block_size=4")
+
+
+def test_what_is_no_config_is_not_written():
+    with pytest.raises(ValueError, match="no config of a residual method"):
+        residual_to_json(cast(Any, {"method": "standard"}))

@@ -1,0 +1,27 @@
+"""In which dtype depth attention computes, and in which it answers."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def result_dtype(sources: Sequence[Tensor]) -> torch.dtype:
+    """The widest dtype among the sources: that of the mix."""
+    dtype = sources[0].dtype
+    for source in sources[1:]:
+        dtype = torch.promote_types(dtype, source.dtype)
+    return dtype
+
+
+def compute_dtype(sources: Sequence[Tensor]) -> torch.dtype:
+    """float32, or float64 for float64 sources, so that the reference is its own oracle."""
+    return torch.promote_types(result_dtype(sources), torch.float32)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Keeps the arithmetic in `compute_dtype`; the meta device has no autocast to switch off."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -1,0 +1,101 @@
+"""What every residual method refuses, and that its gradients are those of its function."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnres import AttnRes, BlockLayout, Standard
+from attnres.residual import AttnResConfig, StandardConfig
+
+N_SUBLAYERS, DIM = 4, 3
+CONFIGS = [StandardConfig(), AttnResConfig(), AttnResConfig(sublayers_per_block=3)]
+every_config = pytest.mark.parametrize("config", CONFIGS, ids=["standard", "full", "block"])
+
+
+@every_config
+def test_gradients_of_input_and_parameters_in_float64(config):
+    torch.manual_seed(0)
+    residual = config.build(DIM, N_SUBLAYERS).double()
+    for parameter in residual.parameters():
+        nn.init.normal_(parameter)
+
+    def run(embed_TD, scale, *parameters):
+        state = residual.start(embed_TD)
+        for depth in range(N_SUBLAYERS):
+            h_TD, state = residual.read(state, depth)
+            state = residual.write(state, depth, torch.sin(h_TD * scale))
+        return residual.finish(state)
+
+    embed_TD = torch.randn(2, DIM, dtype=torch.float64, requires_grad=True)
+    scale = torch.randn(DIM, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, (embed_TD, scale, *residual.parameters()))
+
+
+@every_config
+def test_a_bfloat16_stream_stays_so_under_float32_branches(config):
+    residual = config.build(DIM, N_SUBLAYERS)
+    state = residual.start(torch.randn(2, DIM).bfloat16())
+    for depth in range(N_SUBLAYERS):
+        h_TD, state = residual.read(state, depth)
+        assert h_TD.dtype == torch.bfloat16
+        state = residual.write(state, depth, torch.randn(2, DIM))
+    assert residual.finish(state).dtype == torch.bfloat16
+
+
+@every_config
+@pytest.mark.parametrize("depth", [-1, N_SUBLAYERS])
+def test_a_depth_that_does_not_exist_is_refused(config, depth):
+    residual = config.build(DIM, N_SUBLAYERS)
+    state = residual.start(torch.randn(2, DIM))
+    with pytest.raises(ValueError, match=f"from 0 to 3, got {depth}"):
+        residual.read(state, depth)
+    with pytest.raises(ValueError, match=f"from 0 to 3, got {depth}"):
+        residual.write(state, depth, torch.randn(2, DIM))
+
+
+@every_config
+@pytest.mark.parametrize("shape", [(DIM,), (1, DIM), (4, 2, DIM), (2, 1)])
+def test_an_output_of_another_shape_is_refused(config, shape):
+    residual = config.build(DIM, N_SUBLAYERS)
+    state = residual.start(torch.randn(2, DIM))
+    with pytest.raises(ValueError, match=r"sublayer 0 has shape .*the embedding \[2, 3\]"):
+        residual.write(state, 0, torch.randn(shape))
+
+
+@every_config
+def test_an_output_that_is_no_tensor_is_refused(config):
+    attention = nn.MultiheadAttention(DIM, 1)
+    residual = config.build(DIM, N_SUBLAYERS)
+    embed_TD = torch.randn(2, DIM)
+    with pytest.raises(ValueError, match="output of sublayer 0 must be a tensor, got a tuple"):
+        residual.write(residual.start(embed_TD), 0, attention(embed_TD, embed_TD, embed_TD))
+
+
+def test_a_state_out_of_step_is_refused():
+    residual = AttnRes(DIM, BlockLayout.full(N_SUBLAYERS))
+    state = residual.start(torch.randn(2, DIM))
+    with pytest.raises(ValueError, match="1 sources, at depth 2 there are 3"):
+        residual.read(state, 2)
+    with pytest.raises(ValueError, match="1 sources, at depth 2 there are 3"):
+        residual.write(state, 2, torch.randn(2, DIM))
+    with pytest.raises(ValueError, match="1 sources, at depth 4 there are 5"):
+        residual.finish(state)
+
+
+@pytest.mark.parametrize("n_sublayers", [0, -3, "a", True, 1.5])
+def test_standard_needs_a_count(n_sublayers):
+    with pytest.raises(ValueError, match="n_sublayers must be a positive integer"):
+        Standard(n_sublayers)
+
+
+@pytest.mark.parametrize(("dim", "layout"), [(16, 8), (8.0, BlockLayout.full(2)), ("x", None)])
+def test_attn_res_needs_a_width_and_a_layout(dim, layout):
+    with pytest.raises(ValueError, match=r"(dim|layout) must be"):
+        AttnRes(dim, layout)
+
+
+def test_a_named_implementation_is_the_one_that_runs():
+    residual = AttnRes(DIM, BlockLayout.full(N_SUBLAYERS), impl="triton")
+    state = residual.write(residual.start(torch.randn(2, DIM)), 0, torch.randn(2, DIM))
+    with pytest.raises(ValueError, match="no implementation 'triton'"):
+        residual.read(state, 1)
