@@ -10,13 +10,13 @@ demo: .venv/installed
 	$(BIN)/attnres demo
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -m "not slow and not browser"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

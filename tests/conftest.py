@@ -2,6 +2,7 @@
 
 import os
 
+os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"

@@ -1,4 +1,4 @@
-"""Every Python example of the README runs, in a process of its own."""
+"""The README's examples run, each in a process of its own, and its commands exist."""
 
 import re
 import subprocess
@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+from attnres.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
 
 
 def test_the_first_example_has_at_most_twelve_lines_of_code():
@@ -20,3 +24,20 @@ def test_the_first_example_has_at_most_twelve_lines_of_code():
 def test_example_runs(example):
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_its_commands_and_targets_exist():
+    commands = re.findall(r"^attnres (\w+)", SHELL, re.MULTILINE)
+    assert set(commands) <= set(COMMANDS)
+    assert commands
+    targets = re.findall(r"^make (\w+)", SHELL, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_every_file_it_links_to_exists_and_nothing_is_left_to_fill_in():
+    links = re.findall(r"\]\(([^)#:]+)\)", TEXT)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert not re.search(r"^@\w+@$", TEXT, re.MULTILINE)
