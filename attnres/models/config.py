@@ -1,12 +1,16 @@
 """Configuration of a causal LM with a residual method of choice."""
 
+from dataclasses import fields
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from attnres.models.sublayers import sublayers_of
-from attnres.residual import ResidualConfig, residual_from_json
+from attnres.residual import RESIDUALS, ResidualConfig, residual_from_json
+
+
+RESIDUAL_SETTINGS = {field.name for kind in RESIDUALS.values() for field in fields(kind)}
 
 
 class AttnResCausalLMConfig(PreTrainedConfig):
@@ -34,6 +38,7 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
+        _refuse_settings_of_the_residual(kwargs)
         attention = getattr(self.text_config, "_attn_implementation", None)
         kwargs.setdefault("attn_implementation", attention)
         super().__post_init__(**kwargs)
@@ -67,3 +72,15 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     @property
     def residual_config(self) -> ResidualConfig:
         return residual_from_json(self.residual)
+
+
+def _refuse_settings_of_the_residual(keywords: dict[str, Any]) -> None:
+    """A transformers config keeps any keyword, so a misplaced one would do nothing."""
+    for name in sorted(keywords.keys() & {*RESIDUAL_SETTINGS, "method", "block_size"}):
+        where = 'residual={"method": "attn_res", ...}'
+        if name == "block_size":
+            where += (
+                ", as sublayers_per_block or layers_per_block, since block sizes count sublayers "
+                "(the paper, FLA) or layers (Kimi K3, Megatron)"
+            )
+        raise ValueError(f"{name}={keywords[name]} belongs into {where}")

@@ -75,3 +75,14 @@ def test_a_model_has_one_dtype_whatever_its_text_config_says():
     made = AttnResForCausalLM._from_config(config(dtype="bfloat16"))
     assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
     assert made(tokens()).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "name", ["sublayers_per_block", "layers_per_block", "n_blocks", "block_size", "eps", "method"]
+)
+def test_a_setting_of_the_residual_outside_it_is_refused(name):
+    with pytest.raises(ValueError, match=rf"{name}=2 .*residual={{") as error:
+        AttnResCausalLMConfig(text_config=text_config(), **{name: 2})
+    units = "sublayers (the paper, FLA) or layers (Kimi K3, Megatron)"
+    assert (units in str(error.value)) == (name == "block_size")
+    assert "\n" not in str(error.value)
