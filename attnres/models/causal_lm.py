@@ -26,6 +26,8 @@ from attnres.models.config import AttnResCausalLMConfig
 from attnres.models.sublayers import Sublayer, sublayers_of
 from attnres.residual import Residual
 
+HOW_TO_CONFIGURE = "AttnResCausalLMConfig(text_config=..., residual=...)"
+
 
 class DepthLayer(nn.Module):
     """Put before a decoder layer's own class: it carries the residual state instead of a tensor."""
@@ -96,6 +98,8 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  as above
 
     def __init__(self, config: AttnResCausalLMConfig):
+        if not isinstance(config, AttnResCausalLMConfig):
+            raise ValueError(f"{type(config).__name__}: give {HOW_TO_CONFIGURE}")
         super().__init__(config)
         config.check_residual_state()
         text = config.text_config
