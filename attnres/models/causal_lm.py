@@ -29,11 +29,19 @@ from attnres.residual import Residual
 HOW_TO_CONFIGURE = "AttnResCausalLMConfig(text_config=..., residual=...)"
 
 
-class DepthLayer(nn.Module):
+class Front(nn.Module):
+    """Put before a module's own class; pickle makes the joint class again from the two."""
+
+    residual_of: tuple[Residual]  # in a tuple, since the causal LM owns it, not this module
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _new_in_front, type(self).__bases__, self.__dict__
+
+
+class DepthLayer(Front):
     """Put before a decoder layer's own class: it carries the residual state instead of a tensor."""
 
     sublayers: tuple[Sublayer, ...]
-    residual_of: tuple[Residual]  # in a tuple, since the causal LM owns the module, not the layer
     first_depth: int
 
     def forward(self, state: Any, **context: Any) -> Any:
@@ -46,10 +54,8 @@ class DepthLayer(nn.Module):
         return state
 
 
-class FinishingNorm(nn.Module):
+class FinishingNorm(Front):
     """Put before the final norm's own class: the output read comes first."""
-
-    residual_of: tuple[Residual]
 
     def forward(self, state: Any) -> Tensor:
         (residual,) = self.residual_of
@@ -78,6 +84,12 @@ def _extend(module: nn.Module, front: type, residual: Residual, **attributes: An
 def _in_front(front: type, own: type) -> type:
     """One class for all layers: FSDP and accelerate choose layers by their class."""
     return type(f"{front.__name__}{own.__name__}", (front, own), {})
+
+
+def _new_in_front(front: type, own: type) -> Any:
+    """An empty module, as pickle fills it."""
+    kind = _in_front(front, own)
+    return kind.__new__(kind)
 
 
 class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
@@ -159,7 +171,7 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
         if asked or any(config.output_hidden_states for config in configs):
             raise ValueError(
                 "output_hidden_states: between layers there is a residual state, not one hidden "
-                "state; attnres.analysis.probe measures it"
+                "state; attnres.train.probe measures it"
             )
 
     def activation_checkpointing_enable(
