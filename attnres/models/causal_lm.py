@@ -7,6 +7,7 @@ base model, so a plain checkpoint fits; the residual adds `residual.*`.
 """
 
 from functools import cache
+from os import PathLike
 from typing import Any, cast
 
 import torch
@@ -22,11 +23,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from attnres.models.config import AttnResCausalLMConfig
+from attnres.models.checkpoint import (
+    check_config,
+    check_weights,
+    config_for_plain,
+    is_plain,
+    read_config,
+)
+from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
 from attnres.models.sublayers import Sublayer, sublayers_of
 from attnres.residual import Residual
-
-HOW_TO_CONFIGURE = "AttnResCausalLMConfig(text_config=..., residual=...)"
 
 
 class Front(nn.Module):
@@ -110,8 +116,7 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  as above
 
     def __init__(self, config: AttnResCausalLMConfig):
-        if not isinstance(config, AttnResCausalLMConfig):
-            raise ValueError(f"{type(config).__name__}: give {HOW_TO_CONFIGURE}")
+        _check_kind(config)
         super().__init__(config)
         config.check_residual_state()
         text = config.text_config
@@ -199,24 +204,34 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
             super()._init_weights(module)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs):
-        """As in transformers; a plain checkpoint of the family loads where `config` is given.
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs) -> Any:
+        """As in transformers; a plain checkpoint loads where `residual` or `config` is given.
 
         Raises:
-            ValueError: a checkpoint of another residual, or a plain one without `config`.
+            ValueError: a checkpoint of another model or residual, one whose weights do not fit,
+                or a plain one with neither `residual` nor `config`.
         """
-        path, saved = pretrained_model_name_or_path, {}
-        if path is not None:
-            saved, _ = AttnResCausalLMConfig.get_config_dict(path, **kwargs)
-        if config is None and saved.get("model_type", "attnres") != "attnres":
-            raise ValueError(
-                f"{path} is a plain {saved['model_type']!r} checkpoint: give config="
-                "AttnResCausalLMConfig(text_config=..., residual=...)"
-            )
-        model = super().from_pretrained(path, *args, config=config, **kwargs)
-        loaded = model[0] if isinstance(model, tuple) else model
-        loaded.config.check_residual_state(saved.get("residual_state"))
-        return model
+        path = pretrained_model_name_or_path
+        saved = read_config(path, **kwargs)
+        if config is None and is_plain(saved):
+            config = config_for_plain(path, saved, kwargs.pop("residual", None))
+        elif isinstance(config, str | PathLike):
+            config = AttnResCausalLMConfig.from_pretrained(config)
+        if config is not None:
+            _check_kind(config)
+            check_config(path, saved, config)
+        asked_for_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            path, *args, config=config, output_loading_info=True, **kwargs
+        )
+        check_config(path, saved, model.config)  # keywords may have changed it
+        check_weights(path, info)
+        return (model, info) if asked_for_info else model
+
+
+def _check_kind(config: Any) -> None:
+    if not isinstance(config, AttnResCausalLMConfig):
+        raise ValueError(f"{type(config).__name__}: give {HOW_TO_CONFIGURE}")
 
 
 AutoConfig.register("attnres", AttnResCausalLMConfig)

@@ -15,7 +15,7 @@ from attnres.residual import (
     residual_to_json,
 )
 
-
+HOW_TO_CONFIGURE = "AttnResCausalLMConfig(text_config=..., residual=...)"
 RESIDUAL_SETTINGS = {field.name for kind in RESIDUALS.values() for field in fields(kind)}
 
 
