@@ -46,14 +46,11 @@ class AttnResCausalLMConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         _refuse_settings_of_the_residual(kwargs)
-        if not isinstance(self.text_config, PreTrainedConfig | dict | None):
-            raise ValueError(
-                f"text_config is a config, for example LlamaConfig(), got {self.text_config!r}"
-            )
+        _check_text_config(self.text_config)
         attention = getattr(self.text_config, "_attn_implementation", None)
         kwargs.setdefault("attn_implementation", attention)
         super().__post_init__(**kwargs)
-        text = self.text_config
+        text: Any = self.text_config
         self.tie_word_embeddings = text.tie_word_embeddings
         self.dtype = self.dtype or text.dtype
         if self.residual_state is None:
@@ -85,6 +82,11 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     @property
     def residual_config(self) -> ResidualConfig:
         return residual_from_json(self.residual)
+
+
+def _check_text_config(text_config: Any) -> None:
+    if not isinstance(text_config, PreTrainedConfig | dict | None):
+        raise ValueError(f"text_config is a config, for example LlamaConfig(), got {text_config!r}")
 
 
 def _residual_to_dict(residual: Any) -> dict[str, Any]:
