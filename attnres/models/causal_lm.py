@@ -1,12 +1,10 @@
 """A causal LM = the sublayers of a transformers model + a residual method.
 
-The residual state travels through the model's own loop in the place of the hidden tensor: each
-decoder layer reads, runs a sublayer and writes, twice, and the final norm finishes first. No
-forward of a base model is copied and nothing is kept between calls. Weights keep the names of the
-base model, so a plain checkpoint fits; the residual adds `residual.*`.
+Weights keep the names of the base model, so a plain checkpoint fits; the residual adds
+`residual.*`.
 """
 
-from functools import cache
+from os import PathLike
 from typing import Any, cast
 
 import torch
@@ -22,60 +20,15 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
-from attnres.models.config import AttnResCausalLMConfig
-from attnres.models.sublayers import Sublayer, sublayers_of
-from attnres.residual import Residual
-
-
-class DepthLayer(nn.Module):
-    """Put before a decoder layer's own class: it carries the residual state instead of a tensor."""
-
-    sublayers: tuple[Sublayer, ...]
-    residual_of: tuple[Residual]  # in a tuple, since the causal LM owns the module, not the layer
-    first_depth: int
-
-    def forward(self, state: Any, **context: Any) -> Any:
-        (residual,) = self.residual_of
-        if self.first_depth == 0:
-            state = residual.start(state)
-        for depth, sublayer in enumerate(self.sublayers, self.first_depth):
-            h_BTD, state = residual.read(state, depth)
-            state = residual.write(state, depth, sublayer(self, h_BTD, context))
-        return state
-
-
-class FinishingNorm(nn.Module):
-    """Put before the final norm's own class: the output read comes first."""
-
-    residual_of: tuple[Residual]
-
-    def forward(self, state: Any) -> Tensor:
-        (residual,) = self.residual_of
-        return super().forward(residual.finish(state))
-
-
-def join_by(residual: Residual, model: PreTrainedModel) -> None:
-    """Let `residual` join the sublayers of a base model (without a head), in place."""
-    sublayers = sublayers_of(model.config.model_type)
-    layers = cast(nn.ModuleList, model.layers)
-    for i, layer in enumerate(layers):
-        first_depth = i * len(sublayers)
-        _extend(layer, DepthLayer, residual, sublayers=sublayers, first_depth=first_depth)
-    _extend(cast(nn.Module, model.norm), FinishingNorm, residual)
-    model._no_split_modules = {type(layer).__name__ for layer in layers}
-
-
-def _extend(module: nn.Module, front: type, residual: Residual, **attributes: Any) -> None:
-    """Put `front` before the module's class; parameters, their names and hooks stay."""
-    module.__class__ = _in_front(front, type(module))
-    for name, value in {"residual_of": (residual,), **attributes}.items():
-        setattr(module, name, value)
-
-
-@cache
-def _in_front(front: type, own: type) -> type:
-    """One class for all layers: FSDP and accelerate choose layers by their class."""
-    return type(f"{front.__name__}{own.__name__}", (front, own), {})
+from attnres.models.checkpoint import (
+    check_config,
+    check_weights,
+    config_for_plain,
+    is_plain,
+    read_config,
+)
+from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
+from attnres.models.joined import join_by
 
 
 class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
@@ -96,6 +49,7 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  as above
 
     def __init__(self, config: AttnResCausalLMConfig):
+        _check_kind(config)
         super().__init__(config)
         config.check_residual_state()
         text = config.text_config
@@ -155,7 +109,7 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
         if asked or any(config.output_hidden_states for config in configs):
             raise ValueError(
                 "output_hidden_states: between layers there is a residual state, not one hidden "
-                "state; attnres.analysis.probe measures it"
+                "state; attnres.train.probe measures it"
             )
 
     def activation_checkpointing_enable(
@@ -183,24 +137,35 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
             super()._init_weights(module)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs):
-        """As in transformers; a plain checkpoint of the family loads where `config` is given.
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs) -> Any:
+        """As in transformers; a plain checkpoint loads where `residual` or `config` is given.
 
         Raises:
-            ValueError: a checkpoint of another residual, or a plain one without `config`.
+            ValueError: a checkpoint of another model or residual, one whose weights do not fit,
+                or a plain one with neither `residual` nor `config`.
         """
-        path, saved = pretrained_model_name_or_path, {}
-        if path is not None:
-            saved, _ = AttnResCausalLMConfig.get_config_dict(path, **kwargs)
-        if config is None and saved.get("model_type", "attnres") != "attnres":
-            raise ValueError(
-                f"{path} is a plain {saved['model_type']!r} checkpoint: give config="
-                "AttnResCausalLMConfig(text_config=..., residual=...)"
-            )
-        model = super().from_pretrained(path, *args, config=config, **kwargs)
-        loaded = model[0] if isinstance(model, tuple) else model
-        loaded.config.check_residual_state(saved.get("residual_state"))
-        return model
+        path = pretrained_model_name_or_path
+        saved = read_config(path, **kwargs)
+        if config is None and is_plain(saved):
+            config = config_for_plain(path, saved, kwargs.pop("residual", None))
+        elif isinstance(config, str | PathLike):
+            config = AttnResCausalLMConfig.from_pretrained(config)
+        if config is not None:
+            _check_kind(config)
+            check_config(path, saved, config)
+        asked_for_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(
+            path, *args, config=config, output_loading_info=True, **kwargs
+        )
+        model, info = loaded
+        check_config(path, saved, model.config)  # keywords may have changed it
+        check_weights(path, info)
+        return loaded if asked_for_info else model
+
+
+def _check_kind(config: Any) -> None:
+    if not isinstance(config, AttnResCausalLMConfig):
+        raise ValueError(f"{type(config).__name__}: give {HOW_TO_CONFIGURE}")
 
 
 AutoConfig.register("attnres", AttnResCausalLMConfig)

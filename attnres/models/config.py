@@ -1,12 +1,22 @@
 """Configuration of a causal LM with a residual method of choice."""
 
+from dataclasses import fields
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from attnres.models.sublayers import sublayers_of
-from attnres.residual import ResidualConfig, residual_from_json
+from attnres.residual import (
+    RESIDUALS,
+    ResidualConfig,
+    parse_residual,
+    residual_from_json,
+    residual_to_json,
+)
+
+HOW_TO_CONFIGURE = "AttnResCausalLMConfig(text_config=..., residual=...)"
+RESIDUAL_SETTINGS = {field.name for kind in RESIDUALS.values() for field in fields(kind)}
 
 
 class AttnResCausalLMConfig(PreTrainedConfig):
@@ -14,7 +24,8 @@ class AttnResCausalLMConfig(PreTrainedConfig):
 
     Args:
         text_config: config of a supported family, for example `LlamaConfig(...)`.
-        residual: {"method": "attn_res", "n_blocks": 8}, as `residual_to_json` writes it.
+        residual: {"method": "attn_res", "n_blocks": 8}, `AttnResConfig(n_blocks=8)` or
+            "attn_res:n_blocks=8"; kept as a dict.
         residual_state: what decides the model's function and no tensor shows (method, layout, its
             counting version, epsilon). Derived; where it is given, as in a saved config, it must
             agree.
@@ -34,16 +45,20 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
+        _refuse_settings_of_the_residual(kwargs)
+        _check_text_config(self.text_config)
         attention = getattr(self.text_config, "_attn_implementation", None)
         kwargs.setdefault("attn_implementation", attention)
         super().__post_init__(**kwargs)
-        self.residual = self.residual or {"method": "attn_res"}
-        text = self.text_config
+        text: Any = self.text_config
         self.tie_word_embeddings = text.tie_word_embeddings
         self.dtype = self.dtype or text.dtype
         if self.residual_state is None:
             self.residual_state = self._derived_state()
         self.check_residual_state()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _residual_to_dict(value) if name == "residual" else value)
 
     def check_residual_state(self, saved: dict[str, Any] | None = None) -> None:
         """ValueError where `residual` does not give `residual_state`, or that of a checkpoint."""
@@ -67,3 +82,34 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     @property
     def residual_config(self) -> ResidualConfig:
         return residual_from_json(self.residual)
+
+
+def _check_text_config(text_config: Any) -> None:
+    if not isinstance(text_config, PreTrainedConfig | dict | None):
+        raise ValueError(f"text_config is a config, for example LlamaConfig(), got {text_config!r}")
+
+
+def _residual_to_dict(residual: Any) -> dict[str, Any]:
+    """A dict of its own, whichever form is given; Full AttnRes where none is."""
+    if isinstance(residual, str):
+        residual = parse_residual(residual)
+    if isinstance(residual, ResidualConfig):
+        return residual_to_json(residual)
+    if not isinstance(residual, dict | None):
+        raise ValueError(
+            "residual is a dict, a config of attnres.residual or a text such as "
+            f"'attn_res:n_blocks=8', got {residual!r}"
+        )
+    return dict(residual or {"method": "attn_res"})
+
+
+def _refuse_settings_of_the_residual(keywords: dict[str, Any]) -> None:
+    """A transformers config keeps any keyword, so a misplaced one would do nothing."""
+    for name in sorted(keywords.keys() & {*RESIDUAL_SETTINGS, "method", "block_size"}):
+        where = 'residual={"method": "attn_res", ...}'
+        if name == "block_size":
+            where += (
+                ", as sublayers_per_block or layers_per_block, since block sizes count sublayers "
+                "(the paper, FLA) or layers (Kimi K3, Megatron)"
+            )
+        raise ValueError(f"{name}={keywords[name]} belongs into {where}")

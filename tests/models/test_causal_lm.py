@@ -1,5 +1,7 @@
 """What the model computes: the plain model, and an independently written loop over depth."""
 
+import importlib
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -135,14 +137,32 @@ def test_zero_queries_are_the_baseline_up_to_the_epsilon_of_each_norm(residual, 
     compute_norms_in_their_dtype(monkeypatch, model)
     expected = baseline(tokens()).logits
 
-    same_epsilon = (model(tokens()).logits - expected).abs().max() / expected.abs().max()
-    assert same_epsilon > 1e-3  # so no equality is promised without the condition
-
+    assert not torch.allclose(model(tokens()).logits, expected, rtol=1e-3)
     layout: Any = model.residual.layout
     norms = [n for x in model.model.layers for n in (x.input_layernorm, x.post_attention_layernorm)]
     for depth, norm in enumerate([*norms, model.model.norm]):
         norm.variance_epsilon = 1e-5 / layout.n_sources(depth) ** 2
     torch.testing.assert_close(model(tokens()).logits, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("residual", ["full", "block"])
+@pytest.mark.parametrize(
+    ("embedding_std", "eps", "least", "most"),
+    [(1.0, 1e-6, 1e-6, 1e-4), (0.02, 1e-5, 1e-3, 1.0)],
+    ids=["unit", "small"],
+)
+def test_one_epsilon_everywhere_moves_small_streams_most(
+    residual, embedding_std, eps, least, most, monkeypatch
+):
+    settings: dict[str, Any] = {"initializer_range": 0.02, "rms_norm_eps": eps}
+    baseline = plain(**settings).double()
+    torch.nn.init.normal_(baseline.get_input_embeddings().weight, std=embedding_std)
+    model = build(residual=residual, trained=False, **settings).double()
+    model.load_state_dict(baseline.state_dict(), strict=False)
+    compute_norms_in_their_dtype(monkeypatch, model)
+    expected = baseline(tokens()).logits
+    deviation = (model(tokens()).logits - expected).abs().max() / expected.abs().max()
+    assert least < deviation < most
 
 
 def test_the_output_read_comes_before_the_final_norm_and_is_trained():
@@ -225,8 +245,10 @@ def test_a_tuple_is_given_where_it_is_asked_for():
 
 @pytest.mark.parametrize("asked", [True, [0]])
 def test_hidden_states_are_refused(asked):
-    with pytest.raises(ValueError, match="residual state, not one hidden state"):
+    with pytest.raises(ValueError, match="residual state, not one hidden state") as error:
         build()(tokens(), output_hidden_states=asked)
+    (module,) = re.findall(r"attnres[.\w]+", str(error.value))
+    importlib.import_module(module)
 
 
 @pytest.mark.parametrize("part", ["config", "text_config"])

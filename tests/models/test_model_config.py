@@ -1,11 +1,14 @@
 """The config of a causal LM: what it keeps, derives and refuses."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import FAMILIES, config, text_config, tokens
-from transformers import Gemma2Config, GPTNeoXConfig, Olmo2Config
+from transformers import Gemma2Config, GPTNeoXConfig, LlamaConfig, Olmo2Config
 
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+from attnres.residual import AttnResConfig
 
 LAYOUT = {"unit": "sublayers", "sizes": [3, 3], "counting": 1}
 
@@ -75,3 +78,53 @@ def test_a_model_has_one_dtype_whatever_its_text_config_says():
     made = AttnResForCausalLM._from_config(config(dtype="bfloat16"))
     assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
     assert made(tokens()).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "name", ["sublayers_per_block", "layers_per_block", "n_blocks", "block_size", "eps", "method"]
+)
+def test_a_setting_of_the_residual_outside_it_is_refused(name):
+    settings: dict[str, Any] = {name: 2}
+    with pytest.raises(ValueError, match=rf"{name}=2 .*residual={{") as error:
+        AttnResCausalLMConfig(text_config=text_config(), **settings)
+    units = "sublayers (the paper, FLA) or layers (Kimi K3, Megatron)"
+    assert (units in str(error.value)) == (name == "block_size")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"method": "attn_res", "n_blocks": 2}, AttnResConfig(n_blocks=2), "attn_res:n_blocks=2"],
+    ids=["dict", "config", "text"],
+)
+def test_the_residual_may_be_a_dict_a_config_or_a_text(given, tmp_path):
+    made = AttnResCausalLMConfig(text_config=text_config(), residual=given)
+    assert made.residual_state == config().residual_state
+    changed = config("llama", "standard")
+    changed.residual = given
+    assert changed.residual_config == AttnResConfig(n_blocks=2)
+    made.save_pretrained(tmp_path)
+    assert AttnResCausalLMConfig.from_pretrained(tmp_path).residual == made.residual
+
+
+def test_a_given_dict_is_copied():
+    given = {"method": "attn_res", "n_blocks": 2}
+    made = AttnResCausalLMConfig(text_config=text_config(), residual=given)
+    given["n_blocks"] = 3
+    assert made.residual_config == AttnResConfig(n_blocks=2)
+
+
+@pytest.mark.parametrize("wrong", [2, ["attn_res"]])
+def test_a_residual_of_another_type_is_refused(wrong):
+    with pytest.raises(ValueError, match="residual is a dict, a config"):
+        AttnResCausalLMConfig(text_config=text_config(), residual=wrong)
+
+
+def test_a_text_config_by_name_is_refused():
+    with pytest.raises(ValueError, match=r"text_config is a config, .*LlamaConfig.*got 'llama'"):
+        AttnResCausalLMConfig(text_config="llama")
+
+
+def test_a_model_of_a_plain_config_is_refused():
+    with pytest.raises(ValueError, match=r"LlamaConfig: give AttnResCausalLMConfig\(text_config="):
+        AttnResForCausalLM(LlamaConfig())  # pyright: ignore

@@ -1,6 +1,10 @@
 """Nothing is kept between calls, models or copies, and the compiler can trace it all."""
 
 import copy
+import io
+import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,6 +65,31 @@ def test_a_deep_copy_reads_by_its_own_readers():
     twin(tokens(), labels=tokens()).loss.backward()
     assert gradients(twin).keys() == dict(twin.named_parameters()).keys()
     assert not gradients(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pickled_model_is_the_model(family):
+    model = build(family)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    for twin in (again, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert type(twin.model.layers[0]) is type(model.model.layers[0])
+        assert torch.equal(twin(tokens()).logits, model(tokens()).logits)
+        for module in (*twin.model.layers, twin.model.norm):
+            assert module.residual_of[0] is twin.residual
+
+
+def test_a_model_is_pickled_into_a_process_that_made_none(tmp_path):
+    model = build()
+    torch.save(model, tmp_path / "model.pt")
+    code = "import sys, torch; model = torch.load(sys.argv[1], weights_only=False)"
+    code += "; torch.save(model(torch.arange(3, 14)[None]).logits, sys.argv[2])"
+    files = [str(tmp_path / name) for name in ("model.pt", "logits.pt")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True)
+    expected = model(torch.arange(3, 14)[None]).logits
+    torch.testing.assert_close(torch.load(files[1]), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

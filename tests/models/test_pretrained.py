@@ -178,7 +178,7 @@ def test_readers_that_the_checkpoint_has_are_kept_beside_one_that_it_lacks(tmp_p
 
 def test_a_plain_checkpoint_without_a_config_of_ours_is_refused(tmp_path):
     plain().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a plain 'llama' checkpoint: give config="):
+    with pytest.raises(ValueError, match="is a plain 'llama' checkpoint: give residual="):
         AttnResForCausalLM.from_pretrained(tmp_path)
 
 

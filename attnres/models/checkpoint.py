@@ -1,0 +1,95 @@
+"""Whether a saved model fits a config: a checkpoint that would give another model is refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
+from attnres.models.sublayers import sublayers_of
+
+SHAPELESS_SETTINGS = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "rope_parameters",
+    "sliding_window",
+    "layer_types",
+    "tie_word_embeddings",
+)
+
+
+def read_config(path: Any, **kwargs: Any) -> dict[str, Any]:
+    """The saved config of a checkpoint; empty where there is no path, but weights alone."""
+    if path is None:
+        return {}
+    saved, _ = AttnResCausalLMConfig.get_config_dict(path, **kwargs)
+    if not is_plain(saved) and saved.get("residual_state") is None:
+        raise ValueError(
+            f"{path} has no residual_state in its config, so nothing says which residual its "
+            "weights were made with"
+        )
+    return saved
+
+
+def is_plain(saved: Mapping[str, Any]) -> bool:
+    """Whether a saved config is that of a model of transformers itself."""
+    return saved.get("model_type", "attnres") != "attnres"
+
+
+def text_config_of(saved: Mapping[str, Any]) -> PreTrainedConfig:
+    """The transformers config of a plain checkpoint or of one of ours."""
+    text = dict(saved if is_plain(saved) else saved["text_config"])
+    family = text.pop("model_type")
+    sublayers_of(family)  # transformers would name all of its families
+    return AutoConfig.for_model(family, **text)
+
+
+def config_for_plain(path: Any, saved: Mapping[str, Any], residual: Any) -> AttnResCausalLMConfig:
+    """The config of a plain checkpoint with a residual; ValueError where none is given."""
+    if residual is None:
+        raise ValueError(
+            f"{path} is a plain {saved['model_type']!r} checkpoint: give residual=, for example "
+            f"'attn_res:n_blocks=8', or config={HOW_TO_CONFIGURE}"
+        )
+    return AttnResCausalLMConfig(text_config=text_config_of(saved), residual=residual)
+
+
+def check_config(path: Any, saved: Mapping[str, Any], config: AttnResCausalLMConfig) -> None:
+    """ValueError where `config` gives another function than the `saved` one of a checkpoint."""
+    if not saved:
+        return
+    text = config.text_config
+    family = (saved if is_plain(saved) else saved["text_config"])["model_type"]
+    if family != text.model_type:
+        raise ValueError(
+            f"{path} is a {family!r} checkpoint, but text_config is a {text.model_type!r} one"
+        )
+    saved_text = text_config_of(saved)
+    for name in SHAPELESS_SETTINGS:
+        was, asked = (getattr(made, name, None) for made in (saved_text, text))
+        if was != asked:
+            raise ValueError(f"{path} has {name}={was}, but text_config has {asked}")
+    if not is_plain(saved):
+        config.check_residual_state(saved["residual_state"])
+
+
+def check_weights(path: Any, info: Mapping[str, Any]) -> None:
+    """ValueError where weights were missing or left over, by the loading info of transformers.
+
+    Readers that a checkpoint lacks have their start values, and a base model has no head.
+    """
+    missing = [
+        name
+        for name in info["missing_keys"]
+        if not name.startswith("residual.") and name != "lm_head.weight"
+    ]
+    for names, what in (
+        (missing, "lacks {} weights of the model"),
+        (info["unexpected_keys"], "has {} weights that the model lacks"),
+    ):
+        if names:
+            raise ValueError(f"{path} {what.format(len(names))}, the first is {min(names)}")
