@@ -79,6 +79,14 @@ def test_models_without_transformers_fail_with_the_install_line():
     )
 
 
+@pytest.mark.parametrize("version", ["5.23.0", "4.57.1", "6.0.0"])
+def test_a_transformers_of_another_cache_is_refused(version):
+    done = run(
+        f"import transformers; transformers.__version__ = {version!r}; import attnres.models"
+    )
+    assert f"needs transformers>=5.24,<6, found {version}" in done.stderr.splitlines()[-1]
+
+
 def imported_parts(tree: ast.AST) -> set[str]:
     names: list[str] = []
     for node in ast.walk(tree):
