@@ -8,6 +8,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from attnres.train.run_folder import flatten
+
 Row = dict[str, Any]
 
 
@@ -108,15 +110,6 @@ def entry(nested: Row, dotted: str, default: Any = None) -> Any:
             return default
         value = value[key]
     return value
-
-
-def flatten(nested: Row, prefix: str = "") -> Row:
-    """A nested recipe as one level of dotted paths."""
-    flat: Row = {}
-    for key, value in nested.items():
-        below = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
-        flat |= below or {f"{prefix}{key}": value}
-    return flat
 
 
 def differing_fields(runs: Sequence[Run]) -> dict[str, list[Any]]:

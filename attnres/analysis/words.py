@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attnres.analysis.runs import Run, entry, flatten
+from attnres.analysis.runs import Run, entry
 from attnres.analysis.table import residual_words, standard_for
+from attnres.train.run_folder import flatten
 
 GROWTH, RANK = 1.5, 0.7  # a trend has at least this ratio of last to first and this correlation
 FALL, SHARE = 0.8, 0.75  # a reset falls at least to this part, at this share of the block ends

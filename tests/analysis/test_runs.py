@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from attnres.analysis.runs import differing_fields, entry, flatten, load_runs
+from attnres.analysis.runs import differing_fields, entry, load_runs
+from attnres.train.run_folder import flatten
 
 
 def test_runs_are_read_standard_first(folder):
