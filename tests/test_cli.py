@@ -1,5 +1,6 @@
 """The command line: what it teaches, and one line for each bad input."""
 
+import os
 import re
 import resource
 import signal
@@ -205,6 +206,39 @@ def test_a_command_that_cannot_be_is_one_line(call, tmp_path, arguments, word):
     before = snapshot(tmp_path)
     assert_one_line(call(*arguments), word)
     assert {name for name in snapshot(tmp_path) if "__pycache__" not in name} == set(before)
+
+
+SENTENCES = {
+    "train demo --bogus": "Unrecognized options: --bogus",
+    "train demo --model.dimm 3": "Unrecognized options: --model.dimm, 3; perhaps you meant "
+    "--model.dim or --model.mlp-dim",
+    "train demo --n-steps many": "Error parsing --n-steps: invalid literal for int() with base 10: "
+    "'many'",
+    "train demo --n-steps 0": "n_steps must be a positive integer, got 0",
+    "train demo --model.n-layers 0": "n_layers must be a positive integer, got 0",
+    "train demo --model.n-kv-heads 3": "n_heads=4 is no multiple of n_kv_heads=3",
+    "train demo --model.residual hyper": "no residual method 'hyper'; there are: standard, "
+    "attn_res",
+    "report": "Missing from attnres report: FOLDER folder of an experiment: one folder a run in it "
+    "(required)",
+}
+
+
+@pytest.mark.parametrize("arguments", SENTENCES)
+def test_what_is_wrong_is_one_sentence(call, arguments):
+    _, _, err = call(*arguments.split())
+    assert err == f"attnres: error: {SENTENCES[arguments]}\n"
+
+
+def test_a_box_in_ascii_leaves_its_sentence_alone():
+    done = subprocess.run(
+        command("train", "demo", "--model.n-kv-heads", "3"),
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == "attnres: error: n_heads=4 is no multiple of n_kv_heads=3\n"
 
 
 def test_a_run_trains_and_says_where_it_is_and_then_that_it_is_done(call, text, tmp_path):
