@@ -136,6 +136,7 @@ BAD_SETTINGS = [
     *(({name: value}, value) for name in ("n_steps", "model.dim", "model.n_layers", "batch_size")
       for value in ("0", "-2", "1.5", "many")),
     ({"model.dim": "33"}, "dim=33"),
+    ({"model.init_std": "2"}, "init_std must be above 0 and at most 1, got 2.0"),
     ({"model.residual": "hyper"}, "'hyper'"),
     ({"model.residual": "attn_res:block_size=2"}, "'block_size'"),
     ({"model.residual": "attn_res:n_blocks=two"}, "'two'"),

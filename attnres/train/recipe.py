@@ -1,6 +1,5 @@
 """A run in one frozen dataclass; a recipe is a function that returns it."""
 
-import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +9,8 @@ from attnres.train.data import DataConfig
 from attnres.train.optim import OptimConfig
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from attnres.models import AttnResForCausalLM
 
 
@@ -39,8 +40,8 @@ class ModelConfig:
 
     def __post_init__(self):
         _check_counts(self)
-        if not 0 < self.init_std < math.inf:
-            raise ValueError(f"init_std must be positive and finite, got {self.init_std}")
+        if not 0 < self.init_std <= 1:
+            raise ValueError(f"init_std must be above 0 and at most 1, got {self.init_std}")
         if self.dim % (2 * self.n_heads):
             raise ValueError(
                 f"dim={self.dim} is not a multiple of 2 * n_heads={2 * self.n_heads}: rotary "
@@ -54,13 +55,27 @@ class ModelConfig:
 
     def build(self, vocab_size: int, seq_len: int) -> "AttnResForCausalLM":
         """The model with fresh weights, drawn from torch's global generator."""
-        from transformers import AutoConfig
+        from huggingface_hub.errors import StrictDataclassError
 
         from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+
+        try:
+            config = AttnResCausalLMConfig(
+                text_config=self._text_config(vocab_size, seq_len),
+                residual=residual_to_json(self.residual),
+            )
+        except StrictDataclassError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"transformers refuses the model: {reason}") from error
+        return AttnResForCausalLM(config)
+
+    def _text_config(self, vocab_size: int, seq_len: int) -> "PreTrainedConfig":
+        from transformers import AutoConfig
+
         from attnres.models.sublayers import sublayers_of
 
         sublayers_of(self.family)  # transformers would name all of its families
-        text_config = AutoConfig.for_model(
+        return AutoConfig.for_model(
             self.family,
             vocab_size=vocab_size,
             hidden_size=self.dim,
@@ -69,16 +84,12 @@ class ModelConfig:
             num_attention_heads=self.n_heads,
             num_key_value_heads=self.n_kv_heads,
             intermediate_size=self.mlp_dim,
-            initializer_range=self.init_std,
+            initializer_range=float(self.init_std),  # transformers takes no int
             max_position_embeddings=seq_len,
             tie_word_embeddings=self.tie_embeddings,
             bos_token_id=None,
             eos_token_id=None,
         )
-        config = AttnResCausalLMConfig(
-            text_config=text_config, residual=residual_to_json(self.residual)
-        )
-        return AttnResForCausalLM(config)
 
 
 @dataclass(frozen=True, kw_only=True)
