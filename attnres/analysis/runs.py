@@ -11,6 +11,7 @@ from typing import Any
 from attnres.train.run_folder import flatten
 
 Row = dict[str, Any]
+COUNTS = ("n_steps", "seed", "batch_size", "seq_len")  # fields of a recipe that are computed with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ def load_run(path: Path) -> Run:
     env, metrics = path / "env.json", path / "metrics.jsonl"
     return Run(
         path=path,
-        recipe=_read_object(path / "recipe.json"),
+        recipe=_read_recipe(path / "recipe.json"),
         env=_read_object(env) if env.exists() else {},
         metrics=_read_metrics(metrics) if metrics.exists() else {},
     )
@@ -120,6 +121,18 @@ def differing_fields(runs: Sequence[Run]) -> dict[str, list[Any]]:
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
 
 
+def _read_recipe(path: Path) -> Row:
+    recipe = _read_object(path)
+    for name in COUNTS:
+        if name in recipe and not _is_count(recipe[name]):
+            raise ValueError(f"{path}: {name} is {recipe[name]!r}, not an integer")
+    return recipe
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _read_object(path: Path) -> Row:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -140,6 +153,8 @@ def _read_metrics(path: Path) -> dict[str, list[Row]]:
         try:
             row = json.loads(line)
             kind, step = row["kind"], row["step"]
+            if not _is_count(step):
+                raise ValueError(f"step {step!r}")
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):  # without its newline it is still being written
                 break
