@@ -34,9 +34,9 @@ class OptimConfig:
         schedule: "cosine" falls from the warmup on; "wsd" stays constant, then falls in a line.
         decay_fraction: share of the steps in which "wsd" falls.
         min_lr_fraction: share of `lr` left at the end.
-        depth_weight_decay: decay of what a residual method learns. 0, since a decayed query is pulled back
-            to zero, which mixes all sources alike; implementations that know no depth parameters
-            decay them as any other.
+        depth_weight_decay: decay of what a residual method learns. 0, since a decayed query is
+            pulled back to zero, which mixes all sources alike; implementations that know no depth
+            parameters decay them as any other.
     """
 
     optimizer: OptimizerName = "adamw"

@@ -35,14 +35,14 @@ class RunFolder:
             write_json(self.path / "env.json", describe_environment())
             write_json(self.path / "recipe.json", self._recipe)
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop what was written after `step`, the one that training goes on from."""
+    def cut_metrics(self, step: int | None) -> None:
+        """Drop what was written after `step`, from which training goes on; all where it is None."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return
         kept = []
         for line in path.read_text().splitlines(keepends=True):
-            if not line.endswith("\n") or json.loads(line)["step"] > step:
+            if step is None or not line.endswith("\n") or json.loads(line)["step"] > step:
                 break
             kept.append(line)
         write_atomically(path, "".join(kept))
