@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from importlib import metadata
 
 import pytest
 from tiny_runs import assert_same_run, checkpoints, rows, snapshot
@@ -98,6 +99,11 @@ def test_help_teaches(call, command):
     words = " ".join("".join(" " if "─" <= char <= "╿" else char for char in out).split())
     for word in HELP[command]:
         assert word.lower() in words.lower(), word
+
+
+def test_the_version_is_that_of_the_package(call, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: {"attention-residuals": "9.8.7"}[name])
+    assert call("--version") == (0, "attnres 9.8.7\n", "")
 
 
 def test_help_of_a_recipe_shows_its_own_numbers(call):
@@ -192,6 +198,10 @@ def test_a_setting_that_cannot_be_is_one_line_and_leaves_no_folder(
         (["train", "time:time"], "time:time"),
         (["train", "math:sqrt"], "math:sqrt"),
         (["train", ":"], "':'"),
+        (["train", ":x"], "':x'; there are: demo, module:function"),
+        (["train", "math:"], "'math:'; there are: demo, module:function"),
+        (["train", "--name", "x"], "the recipe comes first: attnres train RECIPE --name x"),
+        (["train", "demo", "--name", " "], "name must do as the name of a folder, got ' '"),
         (["train", "..x:y"], "'..x:y'"),
         (["train", "spoiled:recipe"], "spoiled:recipe"),
         (["report"], "FOLDER"),

@@ -74,6 +74,21 @@ def test_the_demo_killed_in_the_middle_completes_when_run_again(first, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [0.5, 2.5, 5.0])
+def test_the_demo_stopped_at_any_moment_ends_at_once_with_its_child(tmp_path, signum, seconds):
+    process = subprocess.Popen(
+        demo(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    time.sleep(seconds)
+    send = os.killpg if signum == signal.SIGINT else os.kill  # Ctrl-C reaches the whole group
+    send(process.pid, signum)
+    _, err = process.communicate(timeout=60)  # ends once no child holds the pipe
+    assert process.returncode != 0
+    assert b"Traceback" not in err
+
+
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_report_of_the_demo_opens_in_a_browser(first, tmp_path):
     from browser import look_at

@@ -123,7 +123,7 @@ class Recipe:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision must be float32 or bfloat16, got {self.precision!r}")
-        if not self.name or set("/\0") & set(self.name) or self.name.startswith("."):
+        if not self.name.strip() or set("/\0") & set(self.name) or self.name.startswith("."):
             raise ValueError(f"name must do as the name of a folder, got {self.name!r}")
 
     @property

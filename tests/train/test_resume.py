@@ -183,7 +183,7 @@ def test_other_text_in_the_data_file_is_refused_and_changes_nothing(text, tmp_pa
     words = text.read_text()
     text.write_text(words.replace("a", "e", 1))
     before = snapshot(tmp_path / "run")
-    with pytest.raises(ValueError, match=rf"step-00000005 was trained on other tokens than {text} now"):
+    with pytest.raises(ValueError, match=rf"step-00000005 was .* other tokens than {text} now"):
         train(own, tmp_path / "run")
     assert snapshot(tmp_path / "run") == before
     text.write_text(words)
