@@ -112,6 +112,17 @@ def test_help_of_a_recipe_shows_its_own_numbers(call):
     assert "250" in out
 
 
+def test_every_field_of_a_recipe_has_its_help(call):
+    _, out, _ = call("train", "demo", "--help")
+    lines = [line.strip("│| ") for line in out.splitlines()]
+    fields = [i for i, line in enumerate(lines) if re.match(r"--\w", line) and line != "--help"]
+    silent = [
+        lines[i] for i in fields if lines[i + 1].startswith("(default") and "  " not in lines[i]
+    ]
+    assert len(fields) > 40
+    assert [line for line in silent if not line.startswith("--optim.")] == []
+
+
 def test_layout_counts_layers_as_kimi_does(call):
     status, out, _ = call("layout", "--layers", 93, "--layers-per-block", 12)
     assert status == 0

@@ -28,15 +28,16 @@ def _check_counts(config: Any, *others: str) -> None:
 class ModelConfig:
     """A decoder of a transformers family and the residual that joins its sublayers."""
 
-    family: str = "llama"
-    dim: int = 128
-    n_layers: int = 8
-    n_heads: int = 4
-    n_kv_heads: int = 4
-    mlp_dim: int = 384
-    init_std: float = 0.02
-    tie_embeddings: bool = True
+    family: str = "llama"  # llama, mistral, qwen2 or qwen3
+    dim: int = 128  # width of the hidden state
+    n_layers: int = 8  # of two sublayers each: attention and MLP
+    n_heads: int = 4  # of attention
+    n_kv_heads: int = 4  # heads of keys and values; divides n_heads
+    mlp_dim: int = 384  # width of the MLP
+    init_std: float = 0.02  # standard deviation of fresh weights, at most 1
+    tie_embeddings: bool = True  # embedding and head share their weights
     residual: ResidualConfig = field(default_factory=StandardConfig)
+    """standard, attn_res (Full), attn_res:n_blocks=8 or attn_res:layers_per_block=2"""
 
     def __post_init__(self):
         _check_counts(self)
@@ -96,26 +97,26 @@ class ModelConfig:
 class Recipe:
     """Everything that decides a run. Steps are optimiser steps."""
 
-    name: str
+    name: str  # of the run, and of its folder
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    seed: int = 0
-    n_steps: int = 300
+    seed: int = 0  # of weights and of the order of the text
+    n_steps: int = 300  # optimiser steps
     batch_size: int = 16  # sequences a forward pass
     n_accumulations: int = 1  # forward passes a step
     seq_len: int = 256  # tokens
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 is autocast
-    compile: bool = False
-    checkpoint_gradients: bool = False
+    compile: bool = False  # by torch.compile
+    checkpoint_gradients: bool = False  # keep less for the backward pass, and compute it again
     device: str = "auto"  # CUDA where there is one
     n_validation_sequences: int = 128  # at most, spread evenly over the held-out text
-    n_probe_sequences: int = 8
+    n_probe_sequences: int = 8  # held-out sequences that a probe looks at, at most
     log_every: int = 10  # steps, as all of these
-    validate_every: int = 50
-    probe_every: int = 100
-    save_every: int = 100
-    keep_checkpoints: int = 2
+    validate_every: int = 50  # steps from one validation to the next
+    probe_every: int = 100  # steps from one probe of every depth to the next
+    save_every: int = 100  # steps from one checkpoint to the next
+    keep_checkpoints: int = 2  # the newest; older ones are deleted
 
     def __post_init__(self):
         _check_counts(self, "seed")
