@@ -2,9 +2,11 @@
 
 import contextlib
 import io
+import re
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, NoReturn, TypeVar, get_args
 
 from attnres.residual import ResidualConfig, format_residual, parse_residual
@@ -36,7 +38,7 @@ def parse(
             )
     except SystemExit as end:
         if end.code:
-            fail(end.code if isinstance(end.code, str) else errors.getvalue())
+            fail(end.code if isinstance(end.code, str) else _sentence(errors.getvalue()))
         raise
 
 
@@ -80,9 +82,21 @@ def flat() -> Any:
 
 
 def fail(message: str) -> NoReturn:
-    """One line and exit status 2, without the box and the help that tyro puts around a message."""
-    message = message.partition("Argument helptext")[0].partition("For full helptext")[0]
-    words = "".join(" " if "─" <= char <= "╿" else char for char in message).split()
-    line = " ".join(word for word in words if word.strip("-+|"))  # a box drawn in ASCII
-    print(f"attnres: error: {line}", file=sys.stderr)
+    """One line on standard error and exit status 2."""
+    print(f"attnres: error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def _sentence(box: str) -> str:
+    """What tyro's box says, without its title, its rules and its help."""
+    lines = [line.strip("│| ") for line in box.splitlines()][1:]
+    parts = [list(part) for is_words, part in groupby(lines, _is_words) if is_words]
+    sentence = re.sub(r"^Error parsing [\w.]*: ", "", " ".join(parts[0]))  # ours follows
+    if "Perhaps you meant:" in lines:
+        options = [line.split()[0] for line in lines if re.match(r"--\w", line)]
+        sentence += f"; perhaps you meant {' or '.join(options)}"
+    return sentence
+
+
+def _is_words(line: str) -> bool:
+    return bool(line.strip("─╰╯-"))

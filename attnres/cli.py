@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,9 @@ def main(arguments: list[str] | None = None) -> None:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         print(_overview())
+        return
+    if name == "--version":
+        print(f"attnres {_version()}")
         return
     if name not in COMMANDS:
         fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
@@ -72,6 +76,8 @@ def train(arguments: list[str]) -> None:
     from attnres.train.recipe import Recipe
 
     name = arguments[0] if arguments else "--help"
+    if name.startswith("-") and name not in ("-h", "--help"):
+        raise ValueError(f"the recipe comes first: attnres train RECIPE {' '.join(arguments)}")
     recipe = Recipe(name="NAME") if name in ("-h", "--help") else _find_recipe(name)
 
     @dataclass(frozen=True)
@@ -136,6 +142,13 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
+def _version() -> str:
+    try:
+        return metadata.version("attention-residuals")
+    except metadata.PackageNotFoundError:
+        return "of a source tree that is not installed"
+
+
 def _find_recipe(name: str) -> "Recipe":
     from attnres.train.recipe import Recipe
     from attnres.train.recipes import RECIPES
@@ -143,7 +156,7 @@ def _find_recipe(name: str) -> "Recipe":
     if name in RECIPES:
         return RECIPES[name]()
     module_name, _, function = name.partition(":")
-    if not function:
+    if not module_name or not function:
         raise ValueError(f"no recipe {name!r}; there are: {', '.join(RECIPES)}, module:function")
     sys.path.insert(0, os.getcwd())
     try:
@@ -166,9 +179,18 @@ def _say_if_done(recipe: "Recipe", path: Path) -> bool:
 
 def _train_apart(recipe: "Recipe", path: Path) -> None:
     """Train in a process of its own, so that the peak memory is this run's alone."""
-    process = multiprocessing.get_context("spawn").Process(target=_train_child, args=(recipe, path))
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_train_child, args=(recipe, path), daemon=True
+    )
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child begins so
     process.start()
-    process.join()
+    signal.signal(signal.SIGINT, handler)
+    try:
+        process.join()
+    except KeyboardInterrupt:
+        process.join(timeout=2)  # s, to leave the terminal as it was; then it is terminated
+        raise
     if process.exitcode and process.exitcode < 0:
         name = signal.Signals(-process.exitcode).name
         print(f"attnres: the run in {path} was ended by {name}", file=sys.stderr)
@@ -180,6 +202,7 @@ def _train_apart(recipe: "Recipe", path: Path) -> None:
 def _train_child(recipe: "Recipe", path: Path) -> None:
     show_warnings_in_a_line()
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _train_with_progress(recipe, path)
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))

@@ -1,5 +1,6 @@
 """The command line: what it teaches, and one line for each bad input."""
 
+import os
 import re
 import resource
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from importlib import metadata
 
 import pytest
 from tiny_runs import assert_same_run, checkpoints, rows, snapshot
@@ -99,10 +101,26 @@ def test_help_teaches(call, command):
         assert word.lower() in words.lower(), word
 
 
+def test_the_version_is_that_of_the_package(call, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: {"attention-residuals": "9.8.7"}[name])
+    assert call("--version") == (0, "attnres 9.8.7\n", "")
+
+
 def test_help_of_a_recipe_shows_its_own_numbers(call):
     status, out, _ = call("train", "demo", "--help")
     assert status == 0
     assert "250" in out
+
+
+def test_every_field_of_a_recipe_has_its_help(call):
+    _, out, _ = call("train", "demo", "--help")
+    lines = [line.strip("│| ") for line in out.splitlines()]
+    fields = [i for i, line in enumerate(lines) if re.match(r"--\w", line) and line != "--help"]
+    silent = [
+        lines[i] for i in fields if lines[i + 1].startswith("(default") and "  " not in lines[i]
+    ]
+    assert len(fields) > 40
+    assert [line for line in silent if not line.startswith("--optim.")] == []
 
 
 def test_layout_counts_layers_as_kimi_does(call):
@@ -135,6 +153,7 @@ BAD_SETTINGS = [
     *(({name: value}, value) for name in ("n_steps", "model.dim", "model.n_layers", "batch_size")
       for value in ("0", "-2", "1.5", "many")),
     ({"model.dim": "33"}, "dim=33"),
+    ({"model.init_std": "2"}, "init_std must be above 0 and at most 1, got 2.0"),
     ({"model.residual": "hyper"}, "'hyper'"),
     ({"model.residual": "attn_res:block_size=2"}, "'block_size'"),
     ({"model.residual": "attn_res:n_blocks=two"}, "'two'"),
@@ -190,6 +209,10 @@ def test_a_setting_that_cannot_be_is_one_line_and_leaves_no_folder(
         (["train", "time:time"], "time:time"),
         (["train", "math:sqrt"], "math:sqrt"),
         (["train", ":"], "':'"),
+        (["train", ":x"], "':x'; there are: demo, module:function"),
+        (["train", "math:"], "'math:'; there are: demo, module:function"),
+        (["train", "--name", "x"], "the recipe comes first: attnres train RECIPE --name x"),
+        (["train", "demo", "--name", " "], "name must do as the name of a folder, got ' '"),
         (["train", "..x:y"], "'..x:y'"),
         (["train", "spoiled:recipe"], "spoiled:recipe"),
         (["report"], "FOLDER"),
@@ -205,6 +228,39 @@ def test_a_command_that_cannot_be_is_one_line(call, tmp_path, arguments, word):
     before = snapshot(tmp_path)
     assert_one_line(call(*arguments), word)
     assert {name for name in snapshot(tmp_path) if "__pycache__" not in name} == set(before)
+
+
+SENTENCES = {
+    "train demo --bogus": "Unrecognized options: --bogus",
+    "train demo --model.dimm 3": "Unrecognized options: --model.dimm, 3; perhaps you meant "
+    "--model.dim or --model.mlp-dim",
+    "train demo --n-steps many": "Error parsing --n-steps: invalid literal for int() with base 10: "
+    "'many'",
+    "train demo --n-steps 0": "n_steps must be a positive integer, got 0",
+    "train demo --model.n-layers 0": "n_layers must be a positive integer, got 0",
+    "train demo --model.n-kv-heads 3": "n_heads=4 is no multiple of n_kv_heads=3",
+    "train demo --model.residual hyper": "no residual method 'hyper'; there are: standard, "
+    "attn_res",
+    "report": "Missing from attnres report: FOLDER folder of an experiment: one folder a run in it "
+    "(required)",
+}
+
+
+@pytest.mark.parametrize("arguments", SENTENCES)
+def test_what_is_wrong_is_one_sentence(call, arguments):
+    _, _, err = call(*arguments.split())
+    assert err == f"attnres: error: {SENTENCES[arguments]}\n"
+
+
+def test_a_box_in_ascii_leaves_its_sentence_alone():
+    done = subprocess.run(
+        command("train", "demo", "--model.n-kv-heads", "3"),
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == "attnres: error: n_heads=4 is no multiple of n_kv_heads=3\n"
 
 
 def test_a_run_trains_and_says_where_it_is_and_then_that_it_is_done(call, text, tmp_path):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tiny_runs import rows, snapshot
@@ -71,6 +72,24 @@ def test_the_demo_killed_in_the_middle_completes_when_run_again(first, tmp_path)
             [row["loss"] for row in rows(path / name) if "loss" in row] for path in (folder, whole)
         )
         assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0])
+def test_the_demo_stopped_at_any_moment_ends_at_once_with_its_child(tmp_path, signum, seconds):
+    process = subprocess.Popen(
+        demo(tmp_path)[:-2], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children.read_text().split()) < 2:  # multiprocessing's own, and the one that trains
+        time.sleep(0.01)
+    time.sleep(seconds)
+    send = os.killpg if signum == signal.SIGINT else os.kill  # Ctrl-C reaches the whole group
+    send(process.pid, signum)
+    _, err = process.communicate(timeout=30)  # ends once no child holds the pipe
+    assert process.returncode != 0
+    assert b"Traceback" not in err
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +15,7 @@ from attnres.analysis import plot, words
 from attnres.analysis.runs import Run, differing_fields, load_runs
 from attnres.analysis.table import columns, summary_table
 from attnres.analysis.weights import entropy_over_training, has_weights
+from attnres.train.run_folder import write_atomically
 
 PAGE_DPI = plot.DPI // 2
 
@@ -35,13 +35,8 @@ def write_report(folder: Path) -> Path:
     """Write `report.html` into a folder of runs, whole or not at all."""
     folder = Path(folder)
     page = render(load_runs(folder), folder.resolve().name)
-    path, unfinished = folder / "report.html", folder / f".report.html.{os.getpid()}"
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    write_atomically(folder / "report.html", page)
+    return folder / "report.html"
 
 
 def render(runs: Sequence[Run], experiment: str) -> str:

@@ -8,7 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from attnres.train.run_folder import flatten
+
 Row = dict[str, Any]
+COUNTS = ("n_steps", "seed", "batch_size", "seq_len")  # fields of a recipe that are computed with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ def load_run(path: Path) -> Run:
     env, metrics = path / "env.json", path / "metrics.jsonl"
     return Run(
         path=path,
-        recipe=_read_object(path / "recipe.json"),
+        recipe=_read_recipe(path / "recipe.json"),
         env=_read_object(env) if env.exists() else {},
         metrics=_read_metrics(metrics) if metrics.exists() else {},
     )
@@ -110,21 +113,24 @@ def entry(nested: Row, dotted: str, default: Any = None) -> Any:
     return value
 
 
-def flatten(nested: Row, prefix: str = "") -> Row:
-    """A nested recipe as one level of dotted paths."""
-    flat: Row = {}
-    for key, value in nested.items():
-        below = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
-        flat |= below or {f"{prefix}{key}": value}
-    return flat
-
-
 def differing_fields(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Recipe fields that are not the same in all runs, one value a run, None where absent."""
     recipes = [flatten(run.recipe) for run in runs]
     keys = dict.fromkeys(key for recipe in recipes for key in recipe if key != "name")
     values = {key: [recipe.get(key) for recipe in recipes] for key in keys}
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
+
+
+def _read_recipe(path: Path) -> Row:
+    recipe = _read_object(path)
+    for name in COUNTS:
+        if name in recipe and not _is_count(recipe[name]):
+            raise ValueError(f"{path}: {name} is {recipe[name]!r}, not an integer")
+    return recipe
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _read_object(path: Path) -> Row:
@@ -147,6 +153,8 @@ def _read_metrics(path: Path) -> dict[str, list[Row]]:
         try:
             row = json.loads(line)
             kind, step = row["kind"], row["step"]
+            if not _is_count(step):
+                raise ValueError(f"step {step!r}")
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):  # without its newline it is still being written
                 break

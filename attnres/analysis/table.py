@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnres.analysis.runs import Run
+from attnres.analysis.runs import Run, differing_fields
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,6 +30,7 @@ class SummaryRow:
     bits_per_byte: float | None
     difference: float | None  # validation loss less that of the standard run, same step
     difference_step: int | None
+    obstacles: list[str]  # recipe fields for which no standard run can be compared with
     n_steps_done: int
     n_steps: int | None
     is_finished: bool
@@ -54,6 +55,7 @@ def _summary_row(run: Run, runs: Sequence[Run]) -> SummaryRow:
         bits_per_byte=validation.get("bits_per_byte"),
         difference=difference,
         difference_step=difference_step,
+        obstacles=_obstacles(run, runs),
         n_steps_done=run.n_steps_done,
         n_steps=run.n_steps,
         is_finished=run.is_finished,
@@ -61,11 +63,25 @@ def _summary_row(run: Run, runs: Sequence[Run]) -> SummaryRow:
 
 
 def standard_for(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The standard run to compare with, of the same seed if there is one; None for itself."""
-    standards = [other for other in runs if other.is_standard]
+    """The standard run of the same recipe, of the same seed if there is one; None for itself."""
+    standards = [other for other in runs if other.is_standard and not _unlike(run, other)]
     same_seed = [other for other in standards if other.seed == run.seed]
     standard = next(iter(same_seed or standards), None)
     return None if standard is run else standard
+
+
+def _unlike(run: Run, other: Run) -> list[str]:
+    """Recipe fields that differ, other than the residual and the seed."""
+    return [
+        field
+        for field in differing_fields([run, other])
+        if not field.startswith("model.residual.") and field.rpartition(".")[2] != "seed"
+    ]
+
+
+def _obstacles(run: Run, runs: Sequence[Run]) -> list[str]:
+    """Where no standard run can be compared with, the fields in which the nearest differs."""
+    return min((_unlike(run, other) for other in runs if other.is_standard), key=len, default=[])
 
 
 def differences(run: Run, standard: Run) -> dict[int, float]:
@@ -147,6 +163,8 @@ def _memory(n_bytes: int | None) -> str:
 
 
 def _difference_text(row: SummaryRow) -> str:
+    if row.obstacles:
+        return f"not comparable: {', '.join(row.obstacles)}"
     text = _text(row.difference, "+.4f")
     is_last = row.is_finished and row.difference_step == row.n_steps_done
     return text if row.difference is None or is_last else f"{text} (step {row.difference_step})"

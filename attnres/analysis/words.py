@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attnres.analysis.runs import Run, entry, flatten
+from attnres.analysis.runs import Run, differing_fields, entry
 from attnres.analysis.table import residual_words, standard_for
+from attnres.train.run_folder import flatten
 
 GROWTH, RANK = 1.5, 0.7  # a trend has at least this ratio of last to first and this correlation
 FALL, SHARE = 0.8, 0.75  # a reset falls at least to this part, at this share of the block ends
@@ -37,7 +38,11 @@ def seeds(runs: Sequence[Run]) -> list[str]:
 
 
 def best(runs: Sequence[Run]) -> str:
-    """The lowest validation loss at the last step that all runs have validated."""
+    """The lowest validation loss at the last step that all runs have, on the same text."""
+    other_text = [field for field in differing_fields(runs) if field.split(".")[0] == "data"]
+    if other_text:
+        fields = ", ".join(other_text)
+        return f"The losses of the runs are not comparable: they differ in {fields}."
     curves = [dict(zip(*run.column("validation", "loss"), strict=True)) for run in runs]
     shared = set.intersection(*(set(curve) for curve in curves))
     if len(runs) < 2 or not shared:
@@ -100,9 +105,11 @@ def probe_steps(runs: Sequence[Run]) -> str:
 
 
 def _stream_trend(run: Run) -> str:
+    if run.last("probe") is None:
+        return f"{run.name}: no probe yet."
     rms = _last_list(run, "stream_rms")
     if rms.size == 0:
-        return f"{run.name}: no probe yet."
+        return f"{run.name}: no running sum."
     if not np.isfinite(rms).all() or rms.min() <= 0:
         return f"{run.name}: the last probe holds values that are not positive numbers."
     if run.block_ends:

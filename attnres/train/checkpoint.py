@@ -137,6 +137,11 @@ def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict:
             tensor.copy_(weights[name])
     _restore_optimizers(saved, dict(model.named_parameters()), optimizers)
     _restore_rng(load_file(path / "rng.safetensors"))
+    return read_state(path)
+
+
+def read_state(path: Path) -> dict:
+    """The state of a whole checkpoint, with its step; nothing is restored."""
     return json.loads((path / "state.json").read_text())
 
 

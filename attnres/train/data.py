@@ -86,6 +86,14 @@ def load_data(config: DataConfig) -> TokenData:
     )
 
 
+def fingerprint(tokens: TokenData) -> str:
+    """The sha256 of the training and the held-out tokens."""
+    digest = hashlib.sha256(f"{len(tokens.train_tokens)} ".encode())
+    for part_T in (tokens.train_tokens, tokens.validation_tokens):
+        digest.update(part_T.numpy().data)
+    return digest.hexdigest()
+
+
 def split_documents(documents: Sequence[str], fraction: float) -> tuple[list[str], list[str]]:
     """Training and held-out documents, by place alone: nothing is drawn at random.
 

@@ -32,6 +32,7 @@ class Batches(NamedTuple):
     train_RT: Tensor  # all training sequences
     validation_RT: Tensor
     bytes_per_token: float  # of the held-out text
+    fingerprint: str  # of all tokens
 
 
 class Run(NamedTuple):
@@ -55,7 +56,7 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
         report: called after each step that is logged.
 
     Raises:
-        ValueError: another recipe or layout in the folder, unfit data.
+        ValueError: another recipe, layout or text in the folder, unfit data.
         FloatingPointError: loss or gradient is not finite; checkpoints and metrics stay.
     """
     folder = RunFolder(path, recipe.to_json())
@@ -66,10 +67,10 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
     run = _prepare(recipe, tokens)
     folder.claim()
     step = _resume(run, folder)
-    folder.cut_metrics(step or -1)  # without a checkpoint it starts anew
-    metrics = Metrics(path, purge_from=step + 1 if step else 0)
+    folder.cut_metrics(step)
+    metrics = Metrics(path, purge_from=0 if step is None else step + 1)
     try:
-        _steps(run, folder, metrics, report, step)
+        _steps(run, folder, metrics, report, step or 0)
         _save_model(run, tokens, path / "model")
         metrics.write("end", recipe.n_steps, peak_memory_bytes=_peak_memory_bytes(run.device))
     finally:
@@ -88,7 +89,7 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
         model.activation_checkpointing_enable()
     return Run(
         recipe,
-        Batches(train_RT, held_out_RT[::stride], bytes_per_token),
+        Batches(train_RT, held_out_RT[::stride], bytes_per_token, data.fingerprint(tokens)),
         model,
         torch.compile(model) if recipe.compile else model,
         optim.build_optimizers(model, recipe.optim),
@@ -96,16 +97,25 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
     )
 
 
-def _resume(run: Run, folder: RunFolder) -> int:
-    """Restore the newest valid checkpoint; the number of finished steps."""
+def _resume(run: Run, folder: RunFolder) -> int | None:
+    """Restore the newest valid checkpoint; its step, or None where there is no checkpoint."""
     newest = checkpoint.newest(folder.checkpoints)
     if newest is None:
-        return 0
-    state = checkpoint.load(newest, run.model, run.optimizers)
-    own = run.model.config.residual_state
-    if state["residual"] != own:
-        raise ValueError(f"{newest} was saved with {state['residual']}, the recipe has {own}")
-    return state["step"]
+        return None
+    saved, own = checkpoint.read_state(newest), _state(run)
+    if saved.get("residual") != own["residual"]:
+        raise ValueError(
+            f"{newest} was saved with {saved.get('residual')}, the recipe has {own['residual']}"
+        )
+    if saved.get("data") != own["data"]:
+        place = run.recipe.data.path or "the embedded corpus"
+        raise ValueError(f"{newest} was trained on other tokens than {place} now gives")
+    return checkpoint.load(newest, run.model, run.optimizers)["step"]
+
+
+def _state(run: Run) -> dict[str, Any]:
+    """What a checkpoint must have been saved with for this run to go on from it."""
+    return {"residual": run.model.config.residual_state, "data": run.batches.fingerprint}
 
 
 def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: int) -> None:
@@ -129,10 +139,8 @@ def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: 
         if _due(step, recipe.probe_every, recipe):
             _measure(run, metrics, step)
         if _due(step, recipe.save_every, recipe):
-            state = {"residual": run.model.config.residual_state}
-            checkpoint.save(
-                folder.checkpoints, step, run.model, run.optimizers, state, recipe.keep_checkpoints
-            )
+            where, keep = folder.checkpoints, recipe.keep_checkpoints
+            checkpoint.save(where, step, run.model, run.optimizers, _state(run), keep)
 
 
 def _save_model(run: Run, tokens: data.TokenData, path: Path) -> None:

@@ -4,7 +4,7 @@ matrices    2-D weights of hidden layers   Muon when chosen, decayed
 stacks      3-D and more: experts          AdamW, decayed
 embeddings  nn.Embedding and the head      AdamW, decayed
 vectors     norm gains, biases, scalars    AdamW, not decayed
-depth       queries and their key gains    AdamW, not decayed
+depth       all that a Residual holds      AdamW, not decayed
 """
 
 import math
@@ -15,6 +15,8 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from attnres.residual import Residual
 
 GroupName = Literal["matrices", "stacks", "embeddings", "vectors", "depth"]
 OptimizerName = Literal["adamw", "muon"]
@@ -32,9 +34,9 @@ class OptimConfig:
         schedule: "cosine" falls from the warmup on; "wsd" stays constant, then falls in a line.
         decay_fraction: share of the steps in which "wsd" falls.
         min_lr_fraction: share of `lr` left at the end.
-        depth_weight_decay: decay of queries and key gains. 0, since a decayed query is pulled back
-            to zero, which mixes all sources alike; implementations that know no depth parameters
-            decay them as any other.
+        depth_weight_decay: decay of what a residual method learns. 0, since a decayed query is
+            pulled back to zero, which mixes all sources alike; implementations that know no depth
+            parameters decay them as any other.
     """
 
     optimizer: OptimizerName = "adamw"
@@ -87,10 +89,10 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[ParamGroup]:
     `get_output_embeddings()` returns, or any module tied to an embedding.
     """
     members: dict[GroupName, dict[str, nn.Parameter]] = {name: {} for name in get_args(GroupName)}
-    embeddings = _embedding_ids(model)
+    embeddings, depth = _embedding_ids(model), _depth_ids(model)
     for name, param in model.named_parameters():
         if param.requires_grad:
-            members[_group_name(name, param, embeddings)][name] = param
+            members[_group_name(param, embeddings, depth)][name] = param
     return [
         ParamGroup(
             name=name,
@@ -111,10 +113,15 @@ def _embedding_ids(model: nn.Module) -> set[int]:
     return ids | {id(head.weight)} if isinstance(head, nn.Linear) else ids
 
 
-def _group_name(name: str, param: nn.Parameter, embeddings: set[int]) -> GroupName:
+def _depth_ids(model: nn.Module) -> set[int]:
+    residuals = [module for module in model.modules() if isinstance(module, Residual)]
+    return {id(param) for residual in residuals for param in residual.parameters()}
+
+
+def _group_name(param: nn.Parameter, embeddings: set[int], depth: set[int]) -> GroupName:
     if id(param) in embeddings:
         return "embeddings"
-    if param.ndim == 1 and name.rpartition(".")[2] in ("query", "key_weight"):
+    if id(param) in depth:
         return "depth"
     if param.ndim < 2:
         return "vectors"

@@ -37,6 +37,11 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
     try:
         with torch.enable_grad(), _recording(model.residual) as record:
             loss = model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+        frozen = [d for d, out_BTD in enumerate(record.outputs) if not out_BTD.requires_grad]
+        if frozen:
+            raise ValueError(
+                f"no gradient at depth {frozen[0]}: all parameters up to it are frozen"
+            )
         gradients = torch.autograd.grad(loss, record.outputs)
     finally:
         model.train(training)

@@ -1,6 +1,5 @@
 """A run in one frozen dataclass; a recipe is a function that returns it."""
 
-import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +9,8 @@ from attnres.train.data import DataConfig
 from attnres.train.optim import OptimConfig
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from attnres.models import AttnResForCausalLM
 
 
@@ -27,20 +28,21 @@ def _check_counts(config: Any, *others: str) -> None:
 class ModelConfig:
     """A decoder of a transformers family and the residual that joins its sublayers."""
 
-    family: str = "llama"
-    dim: int = 128
-    n_layers: int = 8
-    n_heads: int = 4
-    n_kv_heads: int = 4
-    mlp_dim: int = 384
-    init_std: float = 0.02
-    tie_embeddings: bool = True
+    family: str = "llama"  # llama, mistral, qwen2 or qwen3
+    dim: int = 128  # width of the hidden state
+    n_layers: int = 8  # of two sublayers each: attention and MLP
+    n_heads: int = 4  # of attention
+    n_kv_heads: int = 4  # heads of keys and values; divides n_heads
+    mlp_dim: int = 384  # width of the MLP
+    init_std: float = 0.02  # standard deviation of fresh weights, at most 1
+    tie_embeddings: bool = True  # embedding and head share their weights
     residual: ResidualConfig = field(default_factory=StandardConfig)
+    """standard, attn_res (Full), attn_res:n_blocks=8 or attn_res:layers_per_block=2"""
 
     def __post_init__(self):
         _check_counts(self)
-        if not 0 < self.init_std < math.inf:
-            raise ValueError(f"init_std must be positive and finite, got {self.init_std}")
+        if not 0 < self.init_std <= 1:
+            raise ValueError(f"init_std must be above 0 and at most 1, got {self.init_std}")
         if self.dim % (2 * self.n_heads):
             raise ValueError(
                 f"dim={self.dim} is not a multiple of 2 * n_heads={2 * self.n_heads}: rotary "
@@ -54,13 +56,27 @@ class ModelConfig:
 
     def build(self, vocab_size: int, seq_len: int) -> "AttnResForCausalLM":
         """The model with fresh weights, drawn from torch's global generator."""
-        from transformers import AutoConfig
+        from huggingface_hub.errors import StrictDataclassError
 
         from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+
+        try:
+            config = AttnResCausalLMConfig(
+                text_config=self._text_config(vocab_size, seq_len),
+                residual=residual_to_json(self.residual),
+            )
+        except StrictDataclassError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"transformers refuses the model: {reason}") from error
+        return AttnResForCausalLM(config)
+
+    def _text_config(self, vocab_size: int, seq_len: int) -> "PreTrainedConfig":
+        from transformers import AutoConfig
+
         from attnres.models.sublayers import sublayers_of
 
         sublayers_of(self.family)  # transformers would name all of its families
-        text_config = AutoConfig.for_model(
+        return AutoConfig.for_model(
             self.family,
             vocab_size=vocab_size,
             hidden_size=self.dim,
@@ -69,42 +85,38 @@ class ModelConfig:
             num_attention_heads=self.n_heads,
             num_key_value_heads=self.n_kv_heads,
             intermediate_size=self.mlp_dim,
-            initializer_range=self.init_std,
+            initializer_range=float(self.init_std),  # transformers takes no int
             max_position_embeddings=seq_len,
             tie_word_embeddings=self.tie_embeddings,
             bos_token_id=None,
             eos_token_id=None,
         )
-        config = AttnResCausalLMConfig(
-            text_config=text_config, residual=residual_to_json(self.residual)
-        )
-        return AttnResForCausalLM(config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that decides a run. Steps are optimiser steps."""
 
-    name: str
+    name: str  # of the run, and of its folder
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    seed: int = 0
-    n_steps: int = 300
+    seed: int = 0  # of weights and of the order of the text
+    n_steps: int = 300  # optimiser steps
     batch_size: int = 16  # sequences a forward pass
     n_accumulations: int = 1  # forward passes a step
     seq_len: int = 256  # tokens
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 is autocast
-    compile: bool = False
-    checkpoint_gradients: bool = False
+    compile: bool = False  # by torch.compile
+    checkpoint_gradients: bool = False  # keep less for the backward pass, and compute it again
     device: str = "auto"  # CUDA where there is one
     n_validation_sequences: int = 128  # at most, spread evenly over the held-out text
-    n_probe_sequences: int = 8
+    n_probe_sequences: int = 8  # held-out sequences that a probe looks at, at most
     log_every: int = 10  # steps, as all of these
-    validate_every: int = 50
-    probe_every: int = 100
-    save_every: int = 100
-    keep_checkpoints: int = 2
+    validate_every: int = 50  # steps from one validation to the next
+    probe_every: int = 100  # steps from one probe of every depth to the next
+    save_every: int = 100  # steps from one checkpoint to the next
+    keep_checkpoints: int = 2  # the newest; older ones are deleted
 
     def __post_init__(self):
         _check_counts(self, "seed")
@@ -112,7 +124,7 @@ class Recipe:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision must be float32 or bfloat16, got {self.precision!r}")
-        if not self.name or set("/\0") & set(self.name) or self.name.startswith("."):
+        if not self.name.strip() or set("/\0") & set(self.name) or self.name.startswith("."):
             raise ValueError(f"name must do as the name of a folder, got {self.name!r}")
 
     @property

@@ -35,17 +35,17 @@ class RunFolder:
             write_json(self.path / "env.json", describe_environment())
             write_json(self.path / "recipe.json", self._recipe)
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop what was written after `step`, the one that training goes on from."""
+    def cut_metrics(self, step: int | None) -> None:
+        """Drop what was written after `step`, from which training goes on; all where it is None."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return
         kept = []
         for line in path.read_text().splitlines(keepends=True):
-            if not line.endswith("\n") or json.loads(line)["step"] > step:
+            if step is None or not line.endswith("\n") or json.loads(line)["step"] > step:
                 break
             kept.append(line)
-        _write_atomically(path, "".join(kept))
+        write_atomically(path, "".join(kept))
 
     def is_done(self) -> bool:
         path = self.path / "metrics.jsonl"
@@ -97,13 +97,17 @@ def describe_environment() -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    _write_atomically(path, json.dumps(data, indent=2) + "\n")
+    write_atomically(path, json.dumps(data, indent=2) + "\n")
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; a failure leaves the old one."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 
 def _check_same(path: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> None:
     """ValueError that names the first field in which two recipes differ."""
-    old, new = _flatten(saved), _flatten(recipe)
+    old, new = flatten(saved), flatten(recipe)
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):
             raise ValueError(
@@ -124,11 +128,12 @@ def _check_same(path: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> No
             )
 
 
-def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in data.items():
-        nested = isinstance(value, dict)
-        flat |= _flatten(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested recipe as one level of dotted paths."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        below = flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {}
+        flat |= below or {f"{prefix}{key}": value}
     return flat
 
 

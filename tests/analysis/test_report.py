@@ -197,3 +197,13 @@ def test_page_opens_in_a_browser(demo_page, tmp_path, scheme, is_dark):
     assert found["dark"] == [is_dark] * len(FIGURES)
     assert set(found["loads"]) <= {"data:"}
     assert found["overflow"] <= 0
+
+
+def test_a_probe_without_a_running_sum_has_its_page(folder, make):
+    def forget(rows):
+        return [row | {"stream_rms": None} if row["kind"] == "probe" else row for row in rows]
+
+    for name in ("standard", "block", "full"):
+        make.edit(folder / name, forget)
+    page = write_report(folder).read_text("utf-8")
+    assert "standard: no running sum." in page

@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from attnres.analysis.runs import differing_fields, entry, flatten, load_runs
+from attnres.analysis.runs import differing_fields, entry, load_runs
+from attnres.train.run_folder import flatten
 
 
 def test_runs_are_read_standard_first(folder):
@@ -63,6 +64,22 @@ def test_a_broken_line_in_the_middle_is_named(folder, make):
 def test_a_broken_recipe_is_named(folder, text):
     (folder / "block" / "recipe.json").write_text(text)
     with pytest.raises(ValueError, match=r"block/recipe\.json"):
+        load_runs(folder)
+
+
+@pytest.mark.parametrize("step", ["ten", None, [1], True])
+def test_a_step_that_is_no_number_is_named(folder, make, step):
+    make.edit(folder / "block", lambda rows: [*rows, rows[-1] | {"step": step}])
+    with pytest.raises(ValueError, match=r"line 17 of .*block/metrics\.jsonl is not a metric"):
+        load_runs(folder)
+
+
+@pytest.mark.parametrize("n_steps", ["many", [1], 1.5, None])
+def test_a_number_of_steps_that_is_none_is_named(folder, make, n_steps):
+    make.run(folder, "odd", n_steps=100)
+    file = folder / "odd" / "recipe.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"n_steps": n_steps}))
+    with pytest.raises(ValueError, match=r"odd/recipe\.json: n_steps is "):
         load_runs(folder)
 
 

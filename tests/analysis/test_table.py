@@ -57,6 +57,16 @@ def test_the_standard_run_of_the_same_seed_is_the_one_compared_with(folder, make
     assert rows["block-2"].difference == pytest.approx(-0.1)
 
 
+@pytest.mark.parametrize("field", [{"n_steps": 200}, {"data": {"corpus": "novels"}}])
+def test_a_run_of_another_recipe_is_not_compared(folder, make, field):
+    make.run(folder, "other", method="attn_res", sizes=make.blocks, **field)
+    rows = {row.name: row for row in summary_table(load_runs(folder))}
+    assert rows["other"].difference is None
+    assert rows["block"].difference == pytest.approx(-0.1)
+    (name,) = ("data.corpus" if "data" in field else "n_steps",)
+    assert cells(folder, "vs standard")[2:] == ["−0.1000", f"not comparable: {name}"]  # noqa: RUF001
+
+
 def test_a_loss_that_is_not_a_number_is_shown_as_such(folder, make):
     make.edit(folder / "block", lambda rows: [row | {"loss": math.nan} for row in rows])
     assert cells(folder, "Validation loss")[1] == "NaN"

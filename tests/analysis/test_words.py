@@ -117,6 +117,12 @@ def test_best_is_taken_where_all_runs_were_validated(folder, make):
     assert "0.1000 below standard" in best
 
 
+def test_runs_on_other_data_have_no_best_one(folder, make):
+    make.run(folder, "other", data={"corpus": "novels"})
+    best = words.best(load_runs(folder))
+    assert best == "The losses of the runs are not comparable: they differ in data.corpus."
+
+
 def test_what_is_unfinished_or_not_finite_is_said(folder, make):
     def spoil(rows):
         late = {"loss": math.nan}

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from attnres.residual import Standard
 from attnres.train.optim import OptimConfig, build_optimizers, lr_factor, param_groups, set_lr
 
 
@@ -13,6 +14,15 @@ class Reader(nn.Module):
         super().__init__()
         self.query = nn.Parameter(torch.zeros(4))
         self.key_weight = nn.Parameter(torch.ones(4))
+        self.mix = nn.Parameter(torch.ones(2, 2))
+
+
+class Depth(Standard):
+    """A residual method with vectors and a matrix, in a module inside it."""
+
+    def __init__(self):
+        super().__init__(n_sublayers=2)
+        self.reader = Reader()
 
 
 class Model(nn.Module):
@@ -26,7 +36,8 @@ class Model(nn.Module):
         self.latents = nn.ParameterDict({"query": nn.Parameter(torch.ones(3, 4))})
         self.scale = nn.Parameter(torch.ones(()))
         self.norm = nn.RMSNorm(4)
-        self.reader = Reader()
+        self.residual = Depth()
+        self.pool = nn.ParameterDict({"query": nn.Parameter(torch.ones(4))})
         self.head = nn.Linear(4, 6, bias=False)
 
     def get_output_embeddings(self):
@@ -42,8 +53,8 @@ def test_every_kind_of_parameter_has_its_group():
         "matrices": ["query.weight", "latents.query"],
         "stacks": ["experts"],
         "embeddings": ["embed.weight", "head.weight"],
-        "vectors": ["scale", "query.bias", "norm.weight"],
-        "depth": ["reader.query", "reader.key_weight"],
+        "vectors": ["scale", "query.bias", "norm.weight", "pool.query"],
+        "depth": ["residual.reader.query", "residual.reader.key_weight", "residual.reader.mix"],
     }
 
 
@@ -112,15 +123,15 @@ def test_a_step_moves_each_kind_by_its_learning_rate():
     before = {name: param.detach().clone() for name, param in model.named_parameters()}
     for param in model.parameters():
         param.grad = torch.zeros_like(param)
-    model.reader.query.grad = torch.ones(4)
+    model.residual.reader.query.grad = torch.ones(4)
     for optimizer in build_optimizers(model, config):
         optimizer.step()
     after = dict(model.named_parameters())
     for name in ("query.weight", "latents.query", "experts", "embed.weight", "head.weight"):
         torch.testing.assert_close(after[name], before[name] * 0.95)
-    for name in ("scale", "query.bias", "norm.weight", "reader.key_weight"):
+    for name in ("scale", "query.bias", "norm.weight", "residual.reader.key_weight"):
         assert torch.equal(after[name], before[name])
-    torch.testing.assert_close(after["reader.query"], torch.full((4,), -0.1))
+    torch.testing.assert_close(after["residual.reader.query"], torch.full((4,), -0.1))
 
 
 def factors(n_steps, **settings):

@@ -180,6 +180,15 @@ def test_gradient_checkpointing_changes_no_figure():
     assert probe.measure(model, TOKENS_BT) == plain
 
 
+@pytest.mark.parametrize("trained", ["lm_head", "layers.1.mlp", "nothing"])
+def test_a_model_that_is_frozen_from_its_start_on_is_refused(trained):
+    model = build("standard")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained in name)
+    with pytest.raises(ValueError, match="no gradient at depth 0: all parameters up to it"):
+        probe.measure(model, TOKENS_BT)
+
+
 class NoSum(Residual):
     """A method with nothing for analysis."""
 

@@ -48,6 +48,7 @@ def test_a_count_of_a_run_is_a_positive_integer(name, value):
         ({"init_std": 0.0}, "init_std.* 0.0"),
         ({"init_std": math.inf}, "init_std.* inf"),
         ({"init_std": math.nan}, "init_std.* nan"),
+        ({"init_std": 2.0}, "init_std.* 2.0"),
         ({"dim": 100, "n_heads": 4, "n_kv_heads": 4}, "dim=100 .*n_heads=8"),
         ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 .*n_kv_heads=3"),
         ({"residual": AttnResConfig(n_blocks=17)}, "n_blocks=17 .* 16 sublayers"),
@@ -66,6 +67,7 @@ def test_a_model_that_cannot_be_is_refused_by_its_value(changes, words):
         ({"name": ""}, "''"),
         ({"name": "a/b"}, "'a/b'"),
         ({"name": ".."}, "'..'"),
+        ({"name": " "}, "' '"),
         ({"name": "a\0b"}, "a.x00b"),
         ({"precision": "float16"}, "'float16'"),
         ({"seed": 2**64}, str(2**64)),
@@ -83,6 +85,14 @@ def test_an_unknown_family_is_one_line_of_those_there_are():
         ModelConfig(family="gpt9").build(vocab_size=11, seq_len=8)
     with pytest.raises(ValueError, match=r"^no adapter for the model family 'gpt2'.*llama.*$"):
         ModelConfig(family="gpt2").build(vocab_size=11, seq_len=8)
+
+
+def test_what_transformers_refuses_is_one_line_with_its_reason():
+    config = ModelConfig(init_std=1)
+    config.build(vocab_size=11, seq_len=8)
+    object.__setattr__(config, "init_std", 2.0)
+    with pytest.raises(ValueError, match=r"^transformers refuses the model: .*initializer_range.*"):
+        config.build(vocab_size=11, seq_len=8)
 
 
 def test_json_has_every_field_and_returns_as_it_was():

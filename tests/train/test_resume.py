@@ -160,7 +160,7 @@ def test_a_recipe_file_that_is_no_json_is_named(text, tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_a_checkpoint_of_another_layout_is_refused(text, tmp_path):
+def test_a_checkpoint_of_another_layout_is_refused(text, tmp_path, monkeypatch):
     own = recipe(text)
     train_until(own, tmp_path / "run", 6)
     file = tmp_path / "run" / "recipe.json"
@@ -170,9 +170,25 @@ def test_a_checkpoint_of_another_layout_is_refused(text, tmp_path):
     three_blocks = recipe(text)
     object.__setattr__(three_blocks.model, "residual", AttnResConfig(n_blocks=3))
     before = snapshot(tmp_path)
-    with pytest.raises(ValueError, match=r"step-00000005.*'n_blocks': 2.*\[2, 2\].*\[2, 1, 1\]"):
+    monkeypatch.setattr(checkpoint, "load", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(ValueError, match=r"step-00000005.*\[2, 2\].*\[2, 1, 1\]"):
         train(three_blocks, tmp_path / "run")
     assert snapshot(tmp_path) == before
+
+
+def test_other_text_in_the_data_file_is_refused_and_changes_nothing(text, tmp_path):
+    own = recipe(text)
+    train(own, tmp_path / "whole")
+    train_until(own, tmp_path / "run", 6)
+    words = text.read_text()
+    text.write_text(words.replace("a", "e", 1))
+    before = snapshot(tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"step-00000005 was .* other tokens than {text} now"):
+        train(own, tmp_path / "run")
+    assert snapshot(tmp_path / "run") == before
+    text.write_text(words)
+    train(own, tmp_path / "run")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_disk_that_is_full_at_a_checkpoint_costs_that_checkpoint_alone(

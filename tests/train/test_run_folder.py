@@ -14,7 +14,7 @@ from attnres.analysis.runs import load_run
 from attnres.residual import residual_to_json
 from attnres.train.data import load_data, pack
 from attnres.train.loop import train
-from attnres.train.run_folder import describe_environment
+from attnres.train.run_folder import describe_environment, write_atomically
 
 FIELDS = {
     "start": {"n_params", "n_residual_params", "layout_sizes"},
@@ -125,6 +125,14 @@ def test_the_model_reloads_and_has_the_last_validation_loss(run, text):
     with torch.no_grad():
         loss = model(input_ids=batch_BT, labels=batch_BT).loss.item()
     assert loss == pytest.approx(rows(run, "validation")[-1]["loss"], rel=1e-6)
+
+
+def test_a_write_that_fails_leaves_the_old_text_and_nothing_else(tmp_path, monkeypatch):
+    write_atomically(tmp_path / "words", "old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(tmp_path / "words", "new")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
 def read_board(run):
