@@ -30,7 +30,7 @@ def test_a_family_without_an_adapter_is_refused_by_name(kind):
 def test_an_unknown_method_or_setting_is_refused():
     with pytest.raises(ValueError, match="no residual method 'highroad'"):
         AttnResCausalLMConfig(text_config=text_config(), residual={"method": "highroad"})
-    with pytest.raises(ValueError, match="has no setting 'block_size'"):
+    with pytest.raises(ValueError, match="block_size has no unit"):
         AttnResCausalLMConfig(
             text_config=text_config(), residual={"method": "attn_res", "block_size": 4}
         )
