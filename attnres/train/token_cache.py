@@ -25,7 +25,7 @@ def load_entry(file: Path) -> tuple[dict[str, Tensor], str] | None:
 
     try:
         with safe_open(file, "pt") as entry:
-            tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118
+            tensors = {name: entry.get_tensor(name) for name in entry.keys()}  # noqa: SIM118  safe_open is no dict
             metadata = entry.metadata() or {}
     except (FileNotFoundError, SafetensorError):
         return None

@@ -112,7 +112,7 @@ def test_table_holds_the_numbers(demo_page):
     loss = f"{3.9 + 3 * math.exp(-5):.4f}"
     bits = f"{(3.9 + 3 * math.exp(-5)) / 2:.4f}"
     block = ["attn_res, 4 blocks of 3", "2,612,345", "3,072", "9,055", "1.15 GiB", loss, bits]
-    assert rows["block"] == [*block, "−0.1000", "100 of 100"]  # noqa: RUF001
+    assert rows["block"] == [*block, "−0.1000", "100 of 100"]  # noqa: RUF001  the sign that is printed
     assert rows["model.residual.method"] == ["standard", "attn_res", "attn_res"]
 
 

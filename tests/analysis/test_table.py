@@ -31,7 +31,7 @@ def test_figures_of_a_run(folder):
 def test_text_of_the_cells(folder):
     assert cells(folder, "Parameters")[1] == "2,612,345"
     assert cells(folder, "Peak memory")[1] == "1.15 GiB"
-    assert cells(folder, "vs standard") == ["–", "−0.1000", "−0.1000"]  # noqa: RUF001
+    assert cells(folder, "vs standard") == ["–", "−0.1000", "−0.1000"]  # noqa: RUF001  the sign that is printed
     assert cells(folder, "Steps")[0] == "100 of 100"
 
 
@@ -41,8 +41,8 @@ def test_an_unfinished_run_is_compared_at_the_step_that_both_have(folder, make):
     assert block.difference_step == 50
     assert block.difference == pytest.approx(-0.1)
     assert block.peak_memory_bytes is None
-    assert cells(folder, "Peak memory")[1] == "–"  # noqa: RUF001
-    assert cells(folder, "vs standard")[1] == "−0.1000 (step 50)"  # noqa: RUF001
+    assert cells(folder, "Peak memory")[1] == "–"  # noqa: RUF001  the sign that is printed
+    assert cells(folder, "vs standard")[1] == "−0.1000 (step 50)"  # noqa: RUF001  the sign that is printed
     assert cells(folder, "Steps")[1] == "70 of 100, unfinished"
 
 
@@ -64,7 +64,7 @@ def test_a_run_of_another_recipe_is_not_compared(folder, make, field):
     assert rows["other"].difference is None
     assert rows["block"].difference == pytest.approx(-0.1)
     (name,) = ("data.corpus" if "data" in field else "n_steps",)
-    assert cells(folder, "vs standard")[2:] == ["−0.1000", f"not comparable: {name}"]  # noqa: RUF001
+    assert cells(folder, "vs standard")[2:] == ["−0.1000", f"not comparable: {name}"]  # noqa: RUF001  the sign that is printed
 
 
 def test_a_loss_that_is_not_a_number_is_shown_as_such(folder, make):

@@ -5,11 +5,15 @@ import torch
 from torch import nn
 
 from attnres import AttnRes, BlockLayout, Standard
-from attnres.residual import AttnResConfig, StandardConfig
+from attnres.residual import RESIDUALS, AttnResConfig, StandardConfig
 
 N_SUBLAYERS, DIM = 4, 3
 CONFIGS = [StandardConfig(), AttnResConfig(), AttnResConfig(sublayers_per_block=3)]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=["standard", "full", "block"])
+
+
+def test_every_method_is_here():
+    assert {type(config) for config in CONFIGS} == set(RESIDUALS.values())
 
 
 @every_config
