@@ -1,5 +1,11 @@
 """Functions of tensors: no parameters, no state."""
 
-from attnres.ops.depth_attention import depth_attention, depth_weights, fastest_impl
+from attnres.ops.backends import backends
+from attnres.ops.depth_attention import (
+    depth_attention,
+    depth_attention_queries,
+    depth_weights,
+    merge,
+)
 
-__all__ = ["depth_attention", "depth_weights", "fastest_impl"]
+__all__ = ["backends", "depth_attention", "depth_attention_queries", "depth_weights", "merge"]

@@ -1,126 +1,130 @@
 """Depth attention in plain PyTorch, source by source, with its backward written out.
 
-The sources are never stacked and no normalised key is kept. With u = query * key_weight,
-r_i = 1 / rms(v_i), x_i = r_i v_i, logit_i = x_i . u and e = dL/dmix:
+The sources are never stacked and no normalised key is kept. For each query, with
+u = query * key_weight, r_i = 1 / rms(v_i), x_i = r_i v_i, logit_i = x_i . u, e = dL/dmix and
+c = dL/dlse:
 
-    s_i  = alpha_i (v_i . e - sum_j alpha_j v_j . e)                       = dL/dlogit_i
-    dv_i = alpha_i e + s_i r_i (u - x_i logit_i / D)
-    du   = sum over tokens and sources of s_i x_i;  dquery = key_weight du,  dkey_weight = query du
+    s_i  = alpha_i (v_i . e - mix . e + c)                                 = dL/dlogit_i
+    dv_i = alpha_i e + s_i r_i (u - x_i logit_i / D), summed over queries
+    du   = sum over tokens and sources of s_i x_i
 
-Saved for the backward: references to the sources and three scalars a token and source.
+A mix that is given is one more source, whose logit is its lse: dmix = alpha e, dlse = s.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnres.ops.precision import compute_dtype, result_dtype, without_autocast
+from attnres.ops.kernel import Given, OtherGradients, ReadResult, SourceGradients, Upstream
 
 
-class Statistics(NamedTuple):
-    """What a read needs to know of each source: one scalar a token."""
-
-    rstd_S: Tensor
-    logits_S: Tensor
-    alpha_S: Tensor
-
-
-def depth_attention(
-    query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
-) -> Tensor:
-    return _DepthAttention.apply(query_D, key_weight_D, eps, *sources)
-
-
-def depth_weights(
-    query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
-) -> Tensor:
-    return _statistics(_fold(query_D, key_weight_D, sources), sources, eps).alpha_S
+def forward(
+    folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, eps: float
+) -> ReadResult:
+    rstd_S, logits_QS = statistics(folded_QD, sources, eps)
+    scores_QS = _with_given(logits_QS, given)
+    alpha_QS = scores_QS.softmax(dim=1)
+    mixes = [
+        _mix(alpha_S, _values(sources, given, q)).to(sources[0].dtype)
+        for q, alpha_S in enumerate(alpha_QS)
+    ]
+    mix_QD = mixes[0].unsqueeze(0) if len(mixes) == 1 else torch.stack(mixes)
+    return ReadResult(mix_QD, scores_QS.logsumexp(dim=1), (rstd_S, logits_QS, alpha_QS))
 
 
-class _DepthAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, query_D, key_weight_D, eps, *sources):
-        stats = _statistics(_fold(query_D, key_weight_D, sources), sources, eps)
-        ctx.save_for_backward(query_D, key_weight_D, *stats, *sources)
-        return _mix(stats.alpha_S, sources).to(result_dtype(sources))
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "the closed form of depth attention has no second derivative (create_graph=True); "
-                "impl='reference' has one"
-            )
-        (grad_D,) = grad_outputs
-        query_D, key_weight_D, rstd_S, logits_S, alpha_S, *sources = ctx.saved_tensors
-        with without_autocast(grad_D.device):
-            folded_D = _fold(query_D, key_weight_D, sources)
-            grad_D = grad_D.to(folded_D.dtype)
-            slope_S = _slope(alpha_S, sources, grad_D)
-            key_slope_S = slope_S * rstd_S
-            radial_S = -key_slope_S * rstd_S * logits_S / grad_D.shape[-1]
-            grad_sources = [
-                _source_gradient(grad_D, folded_D, source, *scalars) if needed else None
-                for needed, source, *scalars in zip(
-                    ctx.needs_input_grad[3:], sources, alpha_S, key_slope_S, radial_S, strict=True
-                )
-            ]
-            grad_query_D = grad_key_weight_D = None
-            if any(ctx.needs_input_grad[:2]):
-                grad_folded_D = _folded_gradient(key_slope_S, sources)
-                grad_query_D = (key_weight_D * grad_folded_D).to(query_D.dtype)
-                grad_key_weight_D = (query_D * grad_folded_D).to(key_weight_D.dtype)
-        return grad_query_D, grad_key_weight_D, None, *grad_sources
+def backward(
+    upstream: Upstream,
+    folded_QD: Tensor,
+    sources: Sequence[Tensor],
+    given: Given | None,
+    saved: Sequence[Tensor],
+    into: SourceGradients,
+    needs_folded: bool,
+) -> OtherGradients:
+    rstd_S, logits_QS, alpha_QS = saved
+    grads = [None if e is None else e.to(folded_QD.dtype) for e in upstream.mixes]
+    slope_QS = _slope(alpha_QS, sources, given, grads, upstream.lse_Q)
+    mix_QD = lse_Q = None
+    if given is not None:
+        mix_QD, lse_Q = _given_gradient(given, alpha_QS[:, 0], grads), slope_QS[:, 0]
+        alpha_QS, slope_QS = alpha_QS[:, 1:], slope_QS[:, 1:]
+    key_slope_QS = slope_QS * rstd_S
+    radial_S = -(key_slope_QS * logits_QS).sum(dim=0) * rstd_S / folded_QD.shape[-1]
+    for i, buffer_D in enumerate(into.buffers):
+        if buffer_D is not None:
+            gradient_D = radial_S[i].unsqueeze(-1) * sources[i].to(folded_QD.dtype)
+            for folded_D, e_D, alpha, key_slope in zip(
+                folded_QD, grads, alpha_QS[:, i], key_slope_QS[:, i], strict=True
+            ):
+                gradient_D.addcmul_(key_slope.unsqueeze(-1), folded_D)
+                if e_D is not None:
+                    gradient_D.addcmul_(alpha.unsqueeze(-1), e_D)
+            buffer_D.add_(gradient_D) if into.accumulate[i] else buffer_D.copy_(gradient_D)
+    folded_gradient_QD = _folded_gradient(key_slope_QS, sources) if needs_folded else None
+    return OtherGradients(folded_gradient_QD, mix_QD, lse_Q)
 
 
-def _fold(query_D: Tensor, key_weight_D: Tensor, sources: Sequence[Tensor]) -> Tensor:
-    """u = query * key_weight: only the product acts on the logits."""
-    dtype = compute_dtype(sources)
-    return query_D.to(dtype) * key_weight_D.to(dtype)
-
-
-def _statistics(folded_D: Tensor, sources: Sequence[Tensor], eps: float) -> Statistics:
-    dtype, dim = folded_D.dtype, folded_D.shape[0]
+def statistics(folded_QD: Tensor, sources: Sequence[Tensor], eps: float) -> tuple[Tensor, Tensor]:
+    """1 / rms of each source, [S, ...], and its logit for each query, [Q, S, ...]."""
+    dtype, dim = folded_QD.dtype, folded_QD.shape[-1]
     norm_S = torch.stack([torch.linalg.vector_norm(v, dim=-1, dtype=dtype) for v in sources])
     rstd_S = torch.rsqrt(norm_S.square() / dim + eps)
-    logits_S = rstd_S * torch.stack([v.to(dtype) @ folded_D for v in sources])
-    return Statistics(rstd_S, logits_S, logits_S.softmax(dim=0))
+    wide = [v.to(dtype) for v in sources]
+    dots_QS = torch.stack([torch.stack([v @ folded_D for v in wide]) for folded_D in folded_QD])
+    return rstd_S, rstd_S * dots_QS
 
 
-def _mix(alpha_S: Tensor, sources: Sequence[Tensor]) -> Tensor:
+def _with_given(logits_QS: Tensor, given: Given | None) -> Tensor:
+    return logits_QS if given is None else torch.cat([given.lse_Q.unsqueeze(1), logits_QS], dim=1)
+
+
+def _values(sources: Sequence[Tensor], given: Given | None, q: int) -> Sequence[Tensor]:
+    return sources if given is None else [given.mix_QD[q], *sources]
+
+
+def _mix(alpha_S: Tensor, values: Sequence[Tensor]) -> Tensor:
     """sum_i alpha_i v_i; the sum starts at the first source, so one source comes back as it is."""
-    mix_D = alpha_S[0].unsqueeze(-1) * sources[0]
-    for alpha, source in zip(alpha_S[1:], sources[1:], strict=True):
-        mix_D.addcmul_(alpha.unsqueeze(-1), source.to(mix_D.dtype))
+    mix_D = alpha_S[0].unsqueeze(-1) * values[0]
+    for alpha, value in zip(alpha_S[1:], values[1:], strict=True):
+        mix_D.addcmul_(alpha.unsqueeze(-1), value.to(mix_D.dtype))
     return mix_D
 
 
-def _slope(alpha_S: Tensor, sources: Sequence[Tensor], grad_D: Tensor) -> Tensor:
-    """dL/dlogit of each source: the softmax's backward."""
-    inner_S = torch.stack([torch.linalg.vecdot(v.to(grad_D.dtype), grad_D) for v in sources])
-    return alpha_S * (inner_S - (alpha_S * inner_S).sum(dim=0))
-
-
-def _source_gradient(
-    grad_D: Tensor,
-    folded_D: Tensor,
-    source: Tensor,
-    alpha: Tensor,
-    key_slope: Tensor,
-    radial: Tensor,
+def _slope(
+    alpha_QS: Tensor,
+    sources: Sequence[Tensor],
+    given: Given | None,
+    grads: Sequence[Tensor | None],
+    grad_lse_Q: Tensor | None,
 ) -> Tensor:
-    gradient_D = alpha.unsqueeze(-1) * grad_D
-    gradient_D.addcmul_(key_slope.unsqueeze(-1), folded_D)
-    gradient_D.addcmul_(radial.unsqueeze(-1), source.to(grad_D.dtype))
-    return gradient_D.to(source.dtype)
+    """dL/dlogit of each source, [Q, S, ...]: the softmax's backward."""
+    slopes = []
+    for q, (alpha_S, e_D) in enumerate(zip(alpha_QS, grads, strict=True)):
+        slope_S = torch.zeros_like(alpha_S)
+        if e_D is not None:
+            values = [v.to(e_D.dtype) for v in _values(sources, given, q)]
+            inner_S = torch.stack([torch.linalg.vecdot(v, e_D) for v in values])
+            slope_S = alpha_S * (inner_S - (alpha_S * inner_S).sum(dim=0))
+        slopes.append(slope_S if grad_lse_Q is None else slope_S + alpha_S * grad_lse_Q[q])
+    return torch.stack(slopes)
 
 
-def _folded_gradient(key_slope_S: Tensor, sources: Sequence[Tensor]) -> Tensor:
+def _given_gradient(given: Given, alpha_Q: Tensor, grads: Sequence[Tensor | None]) -> Tensor:
+    """dL/d(given mix) = alpha e."""
+    return torch.stack(
+        [
+            torch.zeros_like(mix_D) if e_D is None else (alpha.unsqueeze(-1) * e_D).to(mix_D.dtype)
+            for mix_D, alpha, e_D in zip(given.mix_QD, alpha_Q, grads, strict=True)
+        ]
+    )
+
+
+def _folded_gradient(key_slope_QS: Tensor, sources: Sequence[Tensor]) -> Tensor:
     """du: the sum of s_i x_i over tokens and sources."""
-    total_D = key_slope_S.new_zeros(sources[0].shape[-1])
-    for key_slope, source in zip(key_slope_S, sources, strict=True):
-        rows_RD = source.reshape(-1, source.shape[-1]).to(total_D.dtype)
-        total_D += key_slope.reshape(-1) @ rows_RD
-    return total_D
+    n_queries, dim = key_slope_QS.shape[0], sources[0].shape[-1]
+    total_QD = key_slope_QS.new_zeros(n_queries, dim)
+    for key_slope_Q, source in zip(key_slope_QS.unbind(dim=1), sources, strict=True):
+        rows_RD = source.reshape(-1, dim).to(total_QD.dtype)
+        total_QD += key_slope_Q.reshape(n_queries, -1) @ rows_RD
+    return total_QD

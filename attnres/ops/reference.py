@@ -19,21 +19,54 @@ def depth_attention(
     query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
 ) -> Tensor:
     source_SD = _stack(sources)
-    alpha_S = _weights(query_D, source_SD, key_weight_D, eps)
-    mix_D = torch.einsum("s...,s...d->...d", alpha_S, source_SD)
-    return mix_D.to(result_dtype(sources))
+    alpha_S = _logits(query_D, source_SD, key_weight_D, eps).softmax(dim=0)
+    return _mix(alpha_S, source_SD).to(result_dtype(sources))
 
 
 def depth_weights(
     query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
 ) -> Tensor:
-    return _weights(query_D, _stack(sources), key_weight_D, eps)
+    return _logits(query_D, _stack(sources), key_weight_D, eps).softmax(dim=0)
 
 
-def _weights(query_D: Tensor, source_SD: Tensor, key_weight_D: Tensor, eps: float) -> Tensor:
+def depth_attention_queries(
+    queries_QD: Tensor, sources: Sequence[Tensor], key_weights_QD: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Phase 1: the mix of every query, and the logarithm of the sum under its softmax."""
+    source_SD = _stack(sources)
+    logits_QS = torch.stack(
+        [
+            _logits(query_D, source_SD, key_weight_D, eps)
+            for query_D, key_weight_D in zip(queries_QD, key_weights_QD, strict=True)
+        ]
+    )
+    mix_QD = torch.stack([_mix(logits_S.softmax(dim=0), source_SD) for logits_S in logits_QS])
+    return mix_QD.to(result_dtype(sources)), logits_QS.logsumexp(dim=1)
+
+
+def merge(
+    mix_D: Tensor,
+    lse: Tensor,
+    partials: Sequence[Tensor],
+    query_D: Tensor,
+    key_weight_D: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Phase 2: a mix counts as one more source, whose logit is its `lse`."""
+    value_SD = _stack([mix_D, *partials])
+    logits_S = _logits(query_D, value_SD[1:], key_weight_D, eps)
+    logits_S = torch.cat([lse.to(logits_S.dtype).unsqueeze(0), logits_S])
+    merged_D = _mix(logits_S.softmax(dim=0), value_SD)
+    return merged_D.to(result_dtype([mix_D, *partials])), logits_S.logsumexp(dim=0)
+
+
+def _logits(query_D: Tensor, source_SD: Tensor, key_weight_D: Tensor, eps: float) -> Tensor:
     key_SD = F.rms_norm(source_SD, query_D.shape, key_weight_D.to(source_SD.dtype), eps)
-    logits_S = torch.einsum("d,s...d->s...", query_D.to(source_SD.dtype), key_SD)
-    return logits_S.softmax(dim=0)
+    return torch.einsum("d,s...d->s...", query_D.to(source_SD.dtype), key_SD)
+
+
+def _mix(alpha_S: Tensor, source_SD: Tensor) -> Tensor:
+    return torch.einsum("s...,s...d->...d", alpha_S, source_SD)
 
 
 def _stack(sources: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,78 @@
+"""The ops of an implementation, from its kernel."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from attnres.ops import closed_form
+from attnres.ops.kernel import Given, Kernel
+from attnres.ops.precision import compute_dtype
+from attnres.ops.read import read
+from attnres.ops.sources import of_one_dtype
+
+
+class Fused:
+    """As `reference`, and `split_queries`; differentiable twice, the second time at its speed."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+
+    def depth_attention(
+        self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
+    ) -> Tensor:
+        _, (mix_D,) = self._read(query_D, sources, key_weight_D, eps)
+        return mix_D
+
+    def depth_weights(
+        self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
+    ) -> Tensor:
+        """In plain PyTorch for every kernel: weights are for looking at."""
+        folded_QD = _fold(query_D, sources, key_weight_D)
+        _, logits_QS = closed_form.statistics(folded_QD, of_one_dtype(sources), eps)
+        return logits_QS[0].softmax(dim=0)
+
+    def depth_attention_queries(
+        self, queries_QD: Tensor, sources: Sequence[Tensor], key_weights_QD: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        lse_Q, (mix_QD,) = self._read(queries_QD, sources, key_weights_QD, eps, split=False)
+        return mix_QD, lse_Q
+
+    def split_queries(
+        self, queries_QD: Tensor, sources: Sequence[Tensor], key_weights_QD: Tensor, eps: float
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Phase 1 for readers that come one by one: each mix is a tensor with its own gradient."""
+        lse_Q, mixes = self._read(queries_QD, sources, key_weights_QD, eps)
+        return mixes, lse_Q.unbind(0)
+
+    def merge(
+        self,
+        mix_D: Tensor,
+        lse: Tensor,
+        partials: Sequence[Tensor],
+        query_D: Tensor,
+        key_weight_D: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        mix_D, *partials = of_one_dtype([mix_D, *partials])
+        given = Given(mix_D.unsqueeze(0), lse.to(compute_dtype(partials)).unsqueeze(0))
+        lse_Q, (mix_D,) = self._read(query_D, partials, key_weight_D, eps, given)
+        return mix_D, lse_Q.squeeze(0)
+
+    def _read(
+        self,
+        query: Tensor,
+        sources: Sequence[Tensor],
+        key_weight: Tensor,
+        eps: float,
+        given: Given | None = None,
+        split: bool = True,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        folded_QD = _fold(query, sources, key_weight)
+        return read(self.kernel, folded_QD, of_one_dtype(sources), given, eps, split)
+
+
+def _fold(query: Tensor, sources: Sequence[Tensor], key_weight: Tensor) -> Tensor:
+    """u = query * key_weight for each query, [Q, D]: only the product acts on the logits."""
+    dtype = compute_dtype(sources)
+    folded = query.to(dtype) * key_weight.to(dtype)
+    return folded if folded.dim() == 2 else folded.unsqueeze(0)

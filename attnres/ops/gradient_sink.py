@@ -1,0 +1,81 @@
+"""One gradient buffer a source, filled by all its readers.
+
+Autograd adds the gradients of a source that many reads share one by one: each read writes a D-wide
+tensor and each addition reads two and writes a third. A source that went through `own` has a node
+in the graph with a buffer; each read's backward writes or adds to it in its kernel, and the node,
+which the engine runs after all readers, hands it over.
+
+A buffer is used only where no one else could see the difference: not with hooks on the source,
+with `retain_grad`, in a backward restricted to some inputs, under `create_graph` or the compiler.
+"""
+
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# A leaf that nobody asks a gradient of by name: a backward restricted to some inputs leaves it out.
+WITNESS = torch.zeros(0, requires_grad=True)
+
+
+class _Owner(torch.autograd.Function):
+    """The identity; its node in the graph, which is also `ctx`, holds the buffers."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.buffers = {}
+        return source.view_as(source)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Tensor | None:
+        (gradient,) = grad_outputs
+        buffer = ctx.buffers.pop(_backward_run(), None)
+        if buffer is None:
+            return gradient
+        return buffer if gradient is None else buffer.add_(gradient)
+
+
+def own(source: Tensor) -> Tensor:
+    """The same source, whose readers share one gradient buffer."""
+    if not torch.is_grad_enabled() or not source.requires_grad or torch.compiler.is_compiling():
+        return source
+    owned = _Owner.apply(source)
+    node = owned.grad_fn
+    node.source = weakref.ref(owned)
+    node.hooks = owned._backward_hooks = OrderedDict()
+    owned._register_hook_dict()
+    handle = node.register_prehook(lambda gradients: None)
+    node.prehooks = handle.hooks_dict_ref()
+    handle.remove()
+    return owned
+
+
+def owner_of(source: Tensor) -> Any | None:
+    """The node that owns the source's buffer, if it went through `own` and nothing since."""
+    node = source.grad_fn
+    return node if isinstance(node, _Owner._backward_cls) else None
+
+
+def is_open(owner: Any | None) -> bool:
+    """Whether a buffer would be seen by its owner alone."""
+    if owner is None or owner.hooks or owner.prehooks:
+        return False
+    source = owner.source()
+    return source is None or not source.retains_grad
+
+
+def buffer_of(owner: Any, like: Tensor) -> tuple[Tensor, bool]:
+    """The owner's buffer in this backward, and whether another reader has written it."""
+    run = _backward_run()
+    buffer = owner.buffers.get(run)
+    if buffer is not None:
+        return buffer, True
+    owner.buffers = {run: torch.empty_like(like, memory_format=torch.contiguous_format)}
+    return owner.buffers[run], False
+
+
+def _backward_run() -> int:
+    return torch._C._current_graph_task_id()

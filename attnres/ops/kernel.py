@@ -1,0 +1,72 @@
+"""What a kernel of depth attention is: a forward and a backward over sources, for several queries.
+
+A kernel knows neither parameters nor autograd: `read.py` makes one differentiable. All its tensors
+have the query first, also where there is one query.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Given(NamedTuple):
+    """Mixes over other sources, one a query, to be merged with the sources at hand."""
+
+    mix_QD: Tensor  # [Q, ..., D], the dtype of the sources
+    lse_Q: Tensor  # [Q, ...], the dtype of the arithmetic
+
+
+class ReadResult(NamedTuple):
+    """What a forward gives; `saved` is what the kernel's own backward asks for."""
+
+    mix_QD: Tensor  # [Q, ..., D], the dtype of the sources
+    lse_Q: Tensor  # [Q, ...], the dtype of the arithmetic
+    saved: tuple[Tensor, ...]  # O(S) scalars a token
+
+
+class Upstream(NamedTuple):
+    """dL/dmix of every query, each [..., D], and dL/dlse; None is zero."""
+
+    mixes: Sequence[Tensor | None]
+    lse_Q: Tensor | None
+
+
+class SourceGradients(NamedTuple):
+    """Where the gradient of each source goes; None where it is not asked for."""
+
+    buffers: Sequence[Tensor | None]  # each [..., D], overwritten or added to
+    accumulate: Sequence[bool]
+
+
+class OtherGradients(NamedTuple):
+    """Gradients that a backward returns; None where they were not asked for."""
+
+    folded_QD: Tensor | None
+    mix_QD: Tensor | None
+    lse_Q: Tensor | None
+
+
+class Kernel(Protocol):
+    """A module with these two functions.
+
+    `folded_QD` is query * key_weight in the dtype of the arithmetic (float32 or float64); the
+    sources are S tensors [..., D] of one dtype, shape and device, with any strides.
+    """
+
+    def forward(
+        self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, eps: float
+    ) -> ReadResult: ...
+
+    def backward(
+        self,
+        upstream: Upstream,
+        folded_QD: Tensor,
+        sources: Sequence[Tensor],
+        given: Given | None,
+        saved: Sequence[Tensor],
+        into: SourceGradients,
+        needs_folded: bool,
+    ) -> OtherGradients:
+        """Fill `into`; the gradients of what is given are returned whenever it is."""
+        ...
