@@ -1,6 +1,6 @@
 """Functions of tensors: no parameters, no state."""
 
-from attnres.ops.backends import backends
+from attnres.ops.backends import backends, fastest_impl
 from attnres.ops.depth_attention import (
     depth_attention,
     depth_attention_queries,
@@ -8,4 +8,11 @@ from attnres.ops.depth_attention import (
     merge,
 )
 
-__all__ = ["backends", "depth_attention", "depth_attention_queries", "depth_weights", "merge"]
+__all__ = [
+    "backends",
+    "depth_attention",
+    "depth_attention_queries",
+    "depth_weights",
+    "fastest_impl",
+    "merge",
+]

@@ -29,7 +29,7 @@ def forward(
         _mix(alpha_S, _values(sources, given, q)).to(sources[0].dtype)
         for q, alpha_S in enumerate(alpha_QS)
     ]
-    mix_QD = mixes[0].unsqueeze(0) if len(mixes) == 1 else torch.stack(mixes)
+    mix_QD = mixes[0].unsqueeze_(0) if len(mixes) == 1 else torch.stack(mixes)
     return ReadResult(mix_QD, scores_QS.logsumexp(dim=1), (rstd_S, logits_QS, alpha_QS))
 
 

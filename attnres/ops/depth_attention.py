@@ -1,129 +1,177 @@
 """The public ops: check, choose, call."""
 
-import math
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from attnres.ops import closed_form, reference
+from attnres.ops.backends import Implementation, fastest_impl, implementation
+from attnres.ops.border import as_sources, check_eps, check_mix, check_parameter
 from attnres.ops.precision import without_autocast
 
-IMPLEMENTATIONS: dict[str, ModuleType] = {"closed_form": closed_form, "reference": reference}
+Sources = Sequence[Tensor] | Tensor
 
 
 def depth_attention(
     query_D: Tensor,
-    sources: Sequence[Tensor],
+    sources: Sources,
     key_weight_D: Tensor,
     *,
     eps: float = 1e-6,
+    source_dim: int = 0,
     impl: str | None = None,
 ) -> Tensor:
     """Mix the sources of every token by attention over depth (arXiv:2603.15031, eqs. 2-4).
 
     Nothing is assumed of the leading axes: a token may be a word, an image patch or a graph node.
+    Strides are read as they are; only rows whose numbers are not side by side are copied.
 
     Args:
         query_D: learned query, the same for every token.
-        sources: S tensors of one shape [..., D], the embedding first.
+        sources: S tensors of one shape [..., D], the embedding first; or one tensor of all.
         key_weight_D: RMSNorm weight of the keys; the values stay unnormalised.
         eps: RMSNorm epsilon, added to the mean square; 0 needs sources without a zero vector.
-        impl: "closed_form" or "reference"; None takes `fastest_impl` of the sources' device.
-            A named implementation never falls back to another.
+        source_dim: where S stands if `sources` is a tensor: 0 in a stack [S, ..., D], -2 in a
+            token-major bank [T, S, D].
+        impl: a name of `backends()`; None takes the fastest of the sources' device. A named
+            implementation never falls back to another.
 
     Returns:
         The mix, [..., D], in the widest dtype of the sources. The arithmetic is float32, or
         float64 where a source is float64, also under autocast. One source comes back bit for bit.
 
     Raises:
-        ValueError: no source; shapes, dtypes or devices that do not fit; an unknown `impl`.
+        ValueError: no source; shapes, dtypes or devices that do not fit; an unknown `impl`, or one
+            that is not for the device.
+        RuntimeError: the `impl` named does not run on this machine.
     """
-    chosen = _check_and_choose(query_D, sources, key_weight_D, eps, impl)
+    sources = as_sources(sources, source_dim)
+    _check_reader(query_D, sources, key_weight_D, eps)
+    chosen = _choose(impl, query_D.device)
     with without_autocast(query_D.device):
         return chosen.depth_attention(query_D, sources, key_weight_D, eps)
 
 
 def depth_weights(
     query_D: Tensor,
-    sources: Sequence[Tensor],
+    sources: Sources,
     key_weight_D: Tensor,
     *,
     eps: float = 1e-6,
+    source_dim: int = 0,
     impl: str | None = None,
 ) -> Tensor:
     """Weights that `depth_attention` gives the sources, [S, ...], float32 or float64.
 
     Arguments and errors are those of `depth_attention`. Differentiable in every input.
     """
-    chosen = _check_and_choose(query_D, sources, key_weight_D, eps, impl)
+    sources = as_sources(sources, source_dim)
+    _check_reader(query_D, sources, key_weight_D, eps)
+    chosen = _choose(impl, query_D.device)
     with without_autocast(query_D.device):
         return chosen.depth_weights(query_D, sources, key_weight_D, eps)
 
 
-def fastest_impl(device: torch.device) -> str:
-    """Name of the implementation that `impl=None` takes for tensors on `device`."""
-    return "closed_form"
+def depth_attention_queries(
+    queries_QD: Tensor,
+    sources: Sources,
+    key_weights_QD: Tensor,
+    *,
+    eps: float = 1e-6,
+    source_dim: int = 0,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mix the same sources for several queries, each source read once (phase 1, section 4.2).
+
+    Other arguments and errors are those of `depth_attention`.
+
+    Args:
+        queries_QD: one query a row.
+        key_weights_QD: their key weights.
+
+    Returns:
+        The mixes, [Q, ..., D], in the widest dtype of the sources, and the logarithm of the sum
+        under each softmax, [Q, ...], float32 or float64. Both are differentiable, and a mix with
+        its lse is what `merge` goes on from.
+    """
+    sources = as_sources(sources, source_dim)
+    _check_readers(queries_QD, sources, key_weights_QD, eps)
+    chosen = _choose(impl, queries_QD.device)
+    with without_autocast(queries_QD.device):
+        return chosen.depth_attention_queries(queries_QD, sources, key_weights_QD, eps)
 
 
-def check_eps(eps: float) -> None:
-    """ValueError for an epsilon that is negative or no finite number."""
-    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
-        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
-
-
-def _check_and_choose(
+def merge(
+    mix_D: Tensor,
+    lse: Tensor,
+    partial: Tensor | Sequence[Tensor],
     query_D: Tensor,
-    sources: Sequence[Tensor],
     key_weight_D: Tensor,
+    *,
+    eps: float = 1e-6,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Go on from a mix with more sources, as if all had been read at once (phase 2, section 4.2).
+
+    The mix counts as one source whose logit is its `lse`; so merging is associative, and sources
+    may come in any order and number.
+
+    Args:
+        mix_D: a mix of other sources for this query, [..., D].
+        lse: the logarithm of the sum under its softmax, [...].
+        partial: the sum of the unfinished block, [..., D], or a list of such sources.
+        query_D, key_weight_D, eps, impl: as in `depth_attention`.
+
+    Returns:
+        The mix of all, [..., D], in the widest dtype of mix and sources, and its lse, [...]. Both
+        are differentiable in every input.
+
+    Raises:
+        As `depth_attention`.
+    """
+    partials = as_sources([partial] if isinstance(partial, Tensor) else partial)
+    _check_reader(query_D, partials, key_weight_D, eps)
+    check_mix(mix_D, lse, partials[0])
+    chosen = _choose(impl, query_D.device)
+    with without_autocast(query_D.device):
+        return chosen.merge(mix_D, lse, partials, query_D, key_weight_D, eps)
+
+
+def split_queries(
+    queries_QD: Tensor,
+    sources: Sequence[Tensor],
+    key_weights_QD: Tensor,
+    *,
     eps: float,
     impl: str | None,
-) -> ModuleType:
-    _check_sources(sources)
-    _check_parameter("query_D", query_D, sources[0])
-    _check_parameter("key_weight_D", key_weight_D, sources[0])
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """`depth_attention_queries` with each query's mix and lse apart, for readers in turn.
+
+    In training each mix then has a gradient of its own, and none is copied to stack them.
+    """
+    sources = as_sources(sources)
+    _check_readers(queries_QD, sources, key_weights_QD, eps)
+    chosen = _choose(impl, queries_QD.device)
+    with without_autocast(queries_QD.device):
+        return chosen.split_queries(queries_QD, sources, key_weights_QD, eps)
+
+
+def _choose(impl: str | None, device: torch.device) -> Implementation:
+    return implementation(fastest_impl(device) if impl is None else impl, device)
+
+
+def _check_reader(query: Tensor, sources: Sequence[Tensor], key_weight: Tensor, eps: float) -> None:
+    check_parameter("query_D", query, sources[0], n_queries=None)
+    check_parameter("key_weight_D", key_weight, sources[0], n_queries=None)
     check_eps(eps)
-    name = fastest_impl(query_D.device) if impl is None else impl
-    if name not in IMPLEMENTATIONS:
-        known = ", ".join(sorted(IMPLEMENTATIONS))
-        raise ValueError(f"no implementation {name!r} of depth attention; there are: {known}")
-    return IMPLEMENTATIONS[name]
 
 
-def _check_sources(sources: Sequence[Tensor]) -> None:
-    if not isinstance(sources, list | tuple) or not all(isinstance(v, Tensor) for v in sources):
-        kind = type(sources).__name__
-        raise ValueError(f"sources must be a list or tuple of tensors, got a {kind}")
-    if len(sources) == 0:
-        raise ValueError("depth attention needs at least one source, got none")
-    first = sources[0]
-    if first.dim() == 0 or first.shape[-1] == 0:
-        raise ValueError(f"a source must have shape [..., D] with D > 0, got {list(first.shape)}")
-    for i, source in enumerate(sources):
-        if not source.is_floating_point():
-            raise ValueError(f"source {i} must be floating point, got {source.dtype}")
-        if source.shape != first.shape:
-            raise ValueError(
-                f"sources must have one shape: source {i} has {list(source.shape)}, "
-                f"source 0 has {list(first.shape)}"
-            )
-        if source.device != first.device:
-            raise ValueError(
-                f"sources must be on one device: source {i} is on {source.device}, "
-                f"source 0 on {first.device}"
-            )
-
-
-def _check_parameter(name: str, parameter_D: Tensor, source: Tensor) -> None:
-    if not isinstance(parameter_D, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {parameter_D!r}")
-    if parameter_D.shape != source.shape[-1:]:
-        raise ValueError(
-            f"{name} must have shape [{source.shape[-1]}], the width of the sources, "
-            f"got {list(parameter_D.shape)}"
-        )
-    if not parameter_D.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {parameter_D.dtype}")
-    if parameter_D.device != source.device:
-        raise ValueError(f"{name} is on {parameter_D.device}, the sources on {source.device}")
+def _check_readers(
+    queries_QD: Tensor, sources: Sequence[Tensor], key_weights_QD: Tensor, eps: float
+) -> None:
+    n_queries = queries_QD.shape[0] if isinstance(queries_QD, Tensor) and queries_QD.dim() else 1
+    if n_queries == 0:
+        raise ValueError("phase 1 needs at least one query, got none")
+    check_parameter("queries_QD", queries_QD, sources[0], n_queries)
+    check_parameter("key_weights_QD", key_weights_QD, sources[0], n_queries)
+    check_eps(eps)

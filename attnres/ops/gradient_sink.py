@@ -11,13 +11,14 @@ with `retain_grad`, in a backward restricted to some inputs, under `create_graph
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 # A leaf that nobody asks a gradient of by name: a backward restricted to some inputs leaves it out.
-WITNESS = torch.zeros(0, requires_grad=True)
+_WITNESS = torch.zeros(0, requires_grad=True)
 
 
 class _Owner(torch.autograd.Function):
@@ -51,6 +52,14 @@ def own(source: Tensor) -> Tensor:
     node.prehooks = handle.hooks_dict_ref()
     handle.remove()
     return owned
+
+
+def witness(sources: Sequence[Tensor]) -> Tensor | None:
+    """An input for readers of owned sources: whether a backward asks for its gradient tells them
+    whether it asks for every gradient."""
+    if torch.compiler.is_compiling() or all(owner_of(source) is None for source in sources):
+        return None
+    return _WITNESS
 
 
 def owner_of(source: Tensor) -> Any | None:

@@ -4,7 +4,7 @@ A kernel knows neither parameters nor autograd: `read.py` makes one differentiab
 have the query first, also where there is one query.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -70,3 +70,13 @@ class Kernel(Protocol):
     ) -> OtherGradients:
         """Fill `into`; the gradients of what is given are returned whenever it is."""
         ...
+
+
+class MemoryKernel:
+    """Base of the kernels that read memory themselves: other tensors go to their op."""
+
+    op: Callable[..., Sequence[Tensor]]  # of `library.define`
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether `x` is memory that the kernel reads: not traced, not fake."""
+        raise NotImplementedError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnres.ops import gradient_sink, reference
-from attnres.ops.kernel import Given, Kernel, SourceGradients, Upstream
+from attnres.ops.kernel import Given, Kernel, MemoryKernel, SourceGradients, Upstream
 from attnres.ops.precision import without_autocast
 from attnres.ops.sources import Stack
 
@@ -32,11 +32,13 @@ def read(
     """lse_Q and the mixes: one [..., D] of each query, or where not `split` one [Q, ..., D]."""
     stacked_along = sources.dim if isinstance(sources, Stack) else None
     tensors = [sources.tensor] if isinstance(sources, Stack) else sources
+    if isinstance(kernel, MemoryKernel) and not kernel.takes(folded_QD):
+        mix_QD, lse_Q, *_ = kernel.op(folded_QD, list(sources), *(given or (None, None)), eps)
+        return lse_Q, mix_QD.unbind(0) if split else (mix_QD,)
     plan = Plan(kernel, eps, split, stacked_along)
     inputs = (folded_QD, *(given or (None, None)), *tensors)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        owned = any(gradient_sink.owner_of(x) is not None for x in tensors)
-        lse_Q, *mixes = _Read.apply(plan, gradient_sink.WITNESS if owned else None, *inputs)
+        lse_Q, *mixes = _Read.apply(plan, gradient_sink.witness(tensors), *inputs)
         return lse_Q, tuple(mixes)
     result = kernel.forward(folded_QD, sources, given, eps)
     return result.lse_Q, _split(plan, result.mix_QD)
@@ -75,8 +77,8 @@ class _Read(torch.autograd.Function):
 def _split(plan: Plan, mix_QD: Tensor) -> tuple[Tensor, ...]:
     if not plan.split:
         return (mix_QD,)
-    if len(mix_QD) == 1:
-        return (mix_QD.squeeze_(0),)  # in place: a view could not be written to by its owner
+    if len(mix_QD) == 1 and not torch.compiler.is_compiling():
+        return (mix_QD.squeeze_(0),)  # in place: a view could not be written to by a sublayer
     return mix_QD.unbind(0)
 
 
@@ -100,7 +102,9 @@ def _inputs(ctx: Any) -> tuple[Tensor, Sequence[Tensor], Given | None, Sequence[
     return folded_QD, sources, Given(*rest[:2]), rest[2:]
 
 
-def _destinations(ctx: Any, sources: Sequence[Tensor]) -> tuple[list[Tensor | None], SourceGradients]:
+def _destinations(
+    ctx: Any, sources: Sequence[Tensor]
+) -> tuple[list[Tensor | None], SourceGradients]:
     """The gradients to return, and the buffers to fill, of which some belong to their source."""
     needed = ctx.needs_input_grad[5:]
     if ctx.plan.stacked_along is not None:
@@ -109,7 +113,10 @@ def _destinations(ctx: Any, sources: Sequence[Tensor]) -> tuple[list[Tensor | No
         into = [None] * len(buffers) if gradient is None else buffers
         return [gradient], SourceGradients(into, [False] * len(into))
     owners = _open_owners(ctx)
-    gradients = [_empty(v) if n and o is None else None for v, n, o in zip(sources, needed, owners)]
+    gradients = [
+        _empty(source) if is_needed and owner is None else None
+        for source, is_needed, owner in zip(sources, needed, owners, strict=True)
+    ]
     into, accumulate = list(gradients), [False] * len(sources)
     for i, owner in enumerate(owners):
         if owner is not None:

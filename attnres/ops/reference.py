@@ -44,6 +44,14 @@ def depth_attention_queries(
     return mix_QD.to(result_dtype(sources)), logits_QS.logsumexp(dim=1)
 
 
+def split_queries(
+    queries_QD: Tensor, sources: Sequence[Tensor], key_weights_QD: Tensor, eps: float
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Phase 1 with the mix and the lse of each query apart."""
+    mix_QD, lse_Q = depth_attention_queries(queries_QD, sources, key_weights_QD, eps)
+    return mix_QD.unbind(0), lse_Q.unbind(0)
+
+
 def merge(
     mix_D: Tensor,
     lse: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnres.layout import UNITS, BlockLayout, check_count, one_unit
 from attnres.ops import depth_attention, depth_weights
-from attnres.ops.depth_attention import check_eps
+from attnres.ops.border import check_eps
 from attnres.residual.base import Residual, check_depth, check_output
 
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres.train.token_cache import cache_folder
+from attnres.cache import cache_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset

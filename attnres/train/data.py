@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from attnres.cache import cache_folder
 from attnres.train.corpus import embedded_documents, read_documents
-from attnres.train.token_cache import cache_folder, load_entry, store_entry
+from attnres.train.token_cache import load_entry, store_entry
 from attnres.train.tokenizer import byte_tokenizer, encode_documents, for_transformers, train_bpe
 
 if TYPE_CHECKING:

@@ -10,15 +10,6 @@ import torch
 from torch import Tensor
 
 
-def cache_folder() -> Path:
-    """$ATTNRES_CACHE, else $XDG_CACHE_HOME/attnres, else ~/.cache/attnres."""
-    if folder := os.environ.get("ATTNRES_CACHE"):
-        return Path(folder).expanduser()
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        return Path(folder) / "attnres"
-    return Path.home() / ".cache" / "attnres"
-
-
 def load_entry(file: Path) -> tuple[dict[str, Tensor], str] | None:
     """The tensors and the text of an entry; None where it is absent or damaged."""
     from safetensors import SafetensorError, safe_open

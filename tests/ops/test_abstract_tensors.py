@@ -3,12 +3,12 @@
 import pytest
 import torch
 from error_budget import Read, forward_backward, random_read
+from implementations import IMPLEMENTATIONS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from attnres import depth_weights
-from attnres.ops.depth_attention import IMPLEMENTATIONS
 
-every_impl = pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 
 
 @every_impl

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from error_budget import Read, assert_within_budget, forward_backward, random_read
+from implementations import IMPLEMENTATIONS, install
 
 from attnres import depth_attention, depth_weights
-from attnres.ops.depth_attention import IMPLEMENTATIONS
+from attnres.ops.backends import implementation
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [
@@ -29,7 +30,7 @@ SHAPES = [
     (3, 2, 0, 8),
 ]
 
-every_impl = pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
@@ -159,7 +160,7 @@ def test_weights_are_those_of_the_mix_in_the_dtype_of_the_arithmetic(impl, dtype
 @pytest.mark.parametrize("name", ["query", "key_weight", "eps", "one source", "one gradient"])
 def test_the_budget_catches_a_small_fault(impl, name, monkeypatch):
     """In float32: what a test of numbers is worth is the fault that it sees."""
-    honest = IMPLEMENTATIONS[impl].depth_attention
+    honest = implementation(impl, torch.device("cpu")).depth_attention
 
     def faulty(query_D, sources, key_weight_D, eps):
         first, *rest = sources
@@ -173,7 +174,6 @@ def test_the_budget_catches_a_small_fault(impl, name, monkeypatch):
             first = first.detach() + 0.99 * (first - first.detach())
         return honest(query_D, [first, *rest], key_weight_D, eps * 1e4 if name == "eps" else eps)
 
-    faulty_module = SimpleNamespace(depth_attention=faulty)
-    monkeypatch.setitem(IMPLEMENTATIONS, "faulty", faulty_module)
+    install(monkeypatch, "faulty", SimpleNamespace(depth_attention=faulty))
     with pytest.raises(AssertionError, match="budget"):
         assert_within_budget(random_read(9, 8, 24), "faulty")

@@ -6,13 +6,13 @@ from itertools import product
 import pytest
 import torch
 from error_budget import EPS, forward_backward, random_read
+from implementations import IMPLEMENTATIONS
 from torch import Tensor
 from torch.autograd import gradcheck
 
 from attnres import depth_attention, depth_weights
-from attnres.ops.depth_attention import IMPLEMENTATIONS
 
-every_impl = pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 DTYPES = [torch.float32, torch.bfloat16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnres.train.token_cache import cache_folder, load_entry, store_entry
+from attnres.cache import cache_folder
+from attnres.train.token_cache import load_entry, store_entry
 
 pytest.importorskip("safetensors")
 

@@ -1,0 +1,85 @@
+"""What the public ops refuse: one line that says what was given."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from attnres.ops.sources import Stack
+
+
+def as_sources(sources: Sequence[Tensor] | Tensor, source_dim: int = 0) -> Sequence[Tensor]:
+    """The sources of a list, or of one tensor, as a sequence that fits together."""
+    if isinstance(sources, Tensor):
+        sources = _stack(sources, source_dim)
+    elif not isinstance(sources, list | tuple) or not all(isinstance(v, Tensor) for v in sources):
+        kind = type(sources).__name__
+        raise ValueError(f"sources must be a tensor, or a list or tuple of tensors, got a {kind}")
+    if len(sources) == 0:
+        raise ValueError("depth attention needs at least one source, got none")
+    first = sources[0]
+    if first.dim() == 0 or first.shape[-1] == 0:
+        raise ValueError(f"a source must have shape [..., D] with D > 0, got {list(first.shape)}")
+    for i, source in enumerate(sources):
+        _check_source(i, source, first)
+    return sources
+
+
+def check_parameter(name: str, parameter: Tensor, source: Tensor, n_queries: int | None) -> None:
+    """ValueError for a query or key weight that is not [D], or [Q, D] where there are queries."""
+    if not isinstance(parameter, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {parameter!r}")
+    shape = [source.shape[-1]] if n_queries is None else [n_queries, source.shape[-1]]
+    if list(parameter.shape) != shape:
+        raise ValueError(
+            f"{name} must have shape {shape}, the last that of the sources, "
+            f"got {list(parameter.shape)}"
+        )
+    _check_number_and_device(name, parameter, source)
+
+
+def check_mix(mix_D: Tensor, lse: Tensor, source: Tensor) -> None:
+    """ValueError for what cannot be merged with a source."""
+    for name, x, shape in (("mix_D", mix_D, source.shape), ("lse", lse, source.shape[:-1])):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {x!r}")
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {list(shape)}, got {list(x.shape)}")
+        _check_number_and_device(name, x, source)
+
+
+def check_eps(eps: float) -> None:
+    """ValueError for an epsilon that is negative or no finite number."""
+    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
+
+
+def _stack(tensor: Tensor, source_dim: int) -> Stack:
+    n_axes = tensor.dim()
+    if n_axes < 2 or not -n_axes <= source_dim < n_axes or source_dim % n_axes == n_axes - 1:
+        raise ValueError(
+            f"source_dim must be an axis before the last of {list(tensor.shape)}, got {source_dim}"
+        )
+    return Stack(tensor, source_dim)
+
+
+def _check_source(i: int, source: Tensor, first: Tensor) -> None:
+    if not source.is_floating_point():
+        raise ValueError(f"source {i} must be floating point, got {source.dtype}")
+    if source.shape != first.shape:
+        raise ValueError(
+            f"sources must have one shape: source {i} has {list(source.shape)}, "
+            f"source 0 has {list(first.shape)}"
+        )
+    if source.device != first.device:
+        raise ValueError(
+            f"sources must be on one device: source {i} is on {source.device}, "
+            f"source 0 on {first.device}"
+        )
+
+
+def _check_number_and_device(name: str, x: Tensor, source: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    if x.device != source.device:
+        raise ValueError(f"{name} is on {x.device}, the sources on {source.device}")

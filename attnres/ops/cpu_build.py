@@ -1,0 +1,95 @@
+"""The CPU kernel as a shared library: shipped with the wheel, or compiled once into a cache.
+
+It has a plain C interface and no torch header, so one library serves every version of torch.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SOURCES = (FOLDER / "cpu.cpp", FOLDER / "cpu_vector.h")
+FLAGS = ("-std=gnu++17", "-O3", "-fPIC", "-shared", "-fopenmp")
+# What each level of instructions asks of the processor (as /proc/cpuinfo says it) and the compiler.
+VARIANTS = {
+    "avx512_bf16": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma", "f16c"),
+    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "portable": (),
+}
+COMPILE_TIMEOUT_S = 300
+
+
+def variants() -> list[str]:
+    """Those that this processor runs, the widest first."""
+    features = _features()
+    return [name for name, needs in VARIANTS.items() if features.issuperset(needs)]
+
+
+def library(variant: str, cache: Path) -> Path:
+    """The compiled kernel; OSError or RuntimeError with the cause where it cannot be had."""
+    name = file_name(variant)
+    for place in (FOLDER / name, cache / name):
+        if place.exists():
+            return place
+    return build(variant, cache)
+
+
+def file_name(variant: str) -> str:
+    """It changes with the sources and the flags, so that no stale library is loaded."""
+    text = " ".join([platform.machine(), *_flags(variant)]).encode()
+    content = hashlib.sha256(b"\0".join([text, *(s.read_bytes() for s in SOURCES)])).hexdigest()
+    return f"cpu-{variant}-{content[:16]}.so"
+
+
+def build(variant: str, folder: Path) -> Path:
+    """Compile beside the file's place and move it there, so that no process loads half of one."""
+    file = folder / file_name(variant)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as place:
+        unfinished = Path(place) / file.name
+        command = [*compiler(), *_flags(variant), str(SOURCES[0]), "-o", str(unfinished)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s") from error
+        if done.returncode != 0 or not unfinished.exists():
+            raise RuntimeError(f"{command[0]} failed: {_first_error(done.stderr)}")
+        os.replace(unfinished, file)
+    return file
+
+
+def compiler() -> list[str]:
+    """$CXX, else the first of c++, g++ and clang++ on the path."""
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen
+    for name in ("c++", "g++", "clang++"):
+        if path := shutil.which(name):
+            return [path]
+    raise RuntimeError("no C++ compiler: c++, g++ and clang++ are not on the path and CXX is unset")
+
+
+def _flags(variant: str) -> list[str]:
+    return [*FLAGS, *(f"-m{name.replace('_', '')}" for name in VARIANTS[variant])]
+
+
+def _features() -> set[str]:
+    """Of the processor; none known means that the portable variant runs."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or ["no message"])[0]
