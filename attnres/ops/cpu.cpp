@@ -1,7 +1,7 @@
 // Depth attention on the CPU, behind a plain C interface. Formulas: closed_form.py.
 //
 // A token's S rows are read from memory once: the first pass over them finds the scalars, the second
-// finds them in cache. While a row is reduced the next one is fetched: the processor's own
+// finds them in cache. While a row is worked on a later one is fetched: the processor's own
 // prefetcher starts anew at each row. Sums over tokens are taken in a fixed order, whatever the
 // number of threads.
 
@@ -11,14 +11,6 @@
 
 #include "cpu_vector.h"
 
-namespace {
-
-constexpr int64_t TASKS = 64;          // at most; each sums its rows' share of dL/dfolded
-constexpr int64_t ROWS_A_TASK = 16;    // at least
-constexpr int64_t ROWS_IN_FLOAT = 32;  // summed in the rows' precision, then in double
-
-}  // namespace
-
 extern "C" {
 
 struct Read {
@@ -27,8 +19,8 @@ struct Read {
     int64_t stream;  // write past the caches
     double eps;
     const void* folded;             // [Q, D], as lse, rstd and logits in the arithmetic's type
-    const void* const* sources;     // S rows of dim at each multiple of the stride
-    const int64_t* source_strides;  // in elements
+    const void* const* sources;     // S times rows of dim, one at each multiple of the stride
+    const int64_t* source_strides;  // in numbers
     const void* given_mix;          // [Q, R, D] or null
     const void* given_lse;          // [Q, R] or null
 };
@@ -38,8 +30,8 @@ struct Gradients {
     const void* grad_lse;           // [Q, R] or null
     const void* rstd;               // [R, S]
     const void* logits;             // [Q, R, S]
-    void* const* buffers;           // S times [R, D], null where not asked for
-    const int64_t* buffer_strides;  // in elements
+    void* const* buffers;           // S times rows of dim, null where not asked for
+    const int64_t* buffer_strides;  // in numbers
     const uint8_t* accumulate;      // S times: add to the buffer
     void* folded;                   // [Q, D] or null
     void* given_mix;                // [Q, R, D], and
@@ -49,96 +41,103 @@ struct Gradients {
 
 namespace {
 
-template <class T> struct Rows {
-    using A = Arithmetic<T>;
-    const Read& read;
-    const int64_t dim, S, Q;
+constexpr int64_t TASKS = 64;          // at most; each sums its rows' share of dL/dfolded
+constexpr int64_t ROWS_A_TASK = 16;    // at least
+constexpr int64_t ROWS_IN_FLOAT = 32;  // summed in the rows' precision, then in double
+constexpr int64_t NEAR_BYTES = 1 << 14; // half of a first-level cache
+constexpr int ACCUMULATORS = 8;        // vectors that leave registers for the operands
 
-    explicit Rows(const Read& r) : read(r), dim(r.dim), S(r.n_sources), Q(r.n_queries) {}
+template <class T> inline void fetch(const T* p, int64_t i, int packs) {
+    const char* at = reinterpret_cast<const char*>(p + i);
+    for (int b = 0; b < packs * VECTOR_BYTES; b += LINE_BYTES) __builtin_prefetch(at + b);
+}
 
-    const T* source(int64_t s, int64_t row) const {
-        return static_cast<const T*>(read.sources[s]) + row * read.source_strides[s];
+// out[q] = row . with[q] for QUERIES wide rows, and the sum of squares where asked; fetches `next`.
+template <int QUERIES, bool SQUARES, class T>
+inline void products(const T* row, const Arithmetic<T>* const* with, int64_t dim, const T* next,
+                     Arithmetic<T>* out, Arithmetic<T>* squares) {
+    constexpr int GROUP = std::max(1, ACCUMULATORS / 2 / QUERIES / Pack<T>::vectors * (QUERIES > 1 ? 2 : 1));
+    Pack<T> dot[QUERIES][GROUP] = {}, square[GROUP] = {};
+    over<GROUP, T>(dim, [&](int64_t i, auto how_many, auto how_much) INLINE {
+        if (next) fetch(next, i, how_many());
+        repeat<how_many()>([&](auto g) INLINE {
+            const int64_t at = i + g * Pack<T>::lanes;
+            const Pack<T> x = load(row + at, how_much);
+            repeat<QUERIES>([&](auto q) INLINE { add(dot[q][g], x, Wide<T>::at(with[q], at)); });
+            if constexpr (SQUARES) add(square[g], x, x);
+        });
+    });
+    repeat<QUERIES>([&](auto q) INLINE { out[q] = sum_of(dot[q]); });
+    if constexpr (SQUARES) *squares = sum_of(square);
+}
+
+// What to do with a finished group of packs: write it as T, past the caches or not, or add it to a
+// wide row.
+template <bool STREAM, class T> struct Write {
+    T* row;
+    template <class H> void operator()(int64_t i, const Pack<T>& pack, H how_much) const {
+        store<STREAM>(row + i, pack, how_much);
     }
-    const A* folded(int64_t q) const { return static_cast<const A*>(read.folded) + q * dim; }
-    const T* given(int64_t q, int64_t row) const {
-        return static_cast<const T*>(read.given_mix) + (q * read.n_rows + row) * dim;
-    }
-    A given_lse(int64_t q, int64_t row) const {
-        return static_cast<const A*>(read.given_lse)[q * read.n_rows + row];
-    }
-    // the row that is read after source s of this row
-    const T* after(int64_t s, int64_t row, int64_t end) const {
-        if (s + 1 < S) return source(s + 1, row);
-        return source(0, std::min(row + 1, end - 1));
+};
+template <class T> struct AddWide {
+    Arithmetic<T>* row;
+    template <class H> void operator()(int64_t i, Pack<T> pack, H) const {
+        add(pack, 1, Wide<T>::at(row, i));
+        Wide<T>::put(row, i, pack);
     }
 };
 
-template <int UNROLL, class T> inline void fetch(const T* p, int64_t i) {
-    constexpr int bytes = UNROLL * LANES<T> * sizeof(T);
-    const char* at = reinterpret_cast<const char*>(p + i);
-    for (int b = 0; b < bytes; b += LINE_BYTES) __builtin_prefetch(at + b);
-}
-
-// body(i, how many vectors, how much of each) along a row: groups, single vectors, the rest.
-template <int UNROLL, int LANES_A_VECTOR, class Body> inline void by_group(int64_t dim, Body body) {
-    constexpr int step = UNROLL * LANES_A_VECTOR;
-    int64_t i = 0;
-    for (; i + step <= dim; i += step) body(i, std::integral_constant<int, UNROLL>{}, Whole{});
-    for (; i + LANES_A_VECTOR <= dim; i += LANES_A_VECTOR)
-        body(i, std::integral_constant<int, 1>{}, Whole{});
-    if (i < dim) body(i, std::integral_constant<int, 1>{}, Part{static_cast<int>(dim - i)});
-}
-
-// out[q] = row . with[q] for QUERIES rows, and the sum of squares where asked; fetches `next`.
-template <int QUERIES, bool SQUARES, class T, class W>
-inline void products(const T* row, const W* const* with, int64_t dim, const T* next,
-                     Arithmetic<T>* out, Arithmetic<T>* squares) {
-    constexpr int UNROLL = QUERIES == 1 ? 4 : 2;
-    Vector<Arithmetic<T>> dot[QUERIES][UNROLL] = {}, square[UNROLL] = {};
-    by_group<UNROLL, LANES<T>>(dim, [&](int64_t i, auto how_many, auto how_much) {
-        fetch<how_many()>(next, i);
-        for (int u = 0; u < how_many(); ++u) {
-            const int64_t at = i + u * LANES<T>;
-            const auto v = load(row + at, how_much);
-            for (int q = 0; q < QUERIES; ++q) dot[q][u] += v * load(with[q] + at, how_much);
-            if (SQUARES) square[u] += v * v;
-        }
-    });
-    for (int u = 1; u < UNROLL; ++u) {
-        for (int q = 0; q < QUERIES; ++q) dot[q][0] += dot[q][u];
-        square[0] += square[u];
-    }
-    for (int q = 0; q < QUERIES; ++q) out[q] = sum(dot[q][0]);
-    if (SQUARES) *squares = sum(square[0]);
-}
-
-// out[q] = sum over n of weights[q][n] * rows[n], written or added, for QUERIES rows at a time.
-template <int QUERIES, bool ADD, bool STREAM, class T, class O>
+// out[q] takes sum over n of weights[q][n] * rows[n]; fetches the first n_next rows of `next`.
+template <int QUERIES, class T, class Out>
 inline void mix(const T* const* rows, int64_t n, const Arithmetic<T>* weights, int64_t dim,
-                O* const* out) {
-    constexpr int UNROLL = QUERIES == 1 ? 4 : 2;
-    using V = Vector<Arithmetic<T>>;
-    constexpr int lanes = LANES<T>;
-    const auto group = [&](int64_t i, auto how_many, auto how_much) {
-        constexpr int vectors = how_many();
-        V total[QUERIES][vectors];
-        for (int u = 0; u < vectors; ++u) {
-            const V v = load(rows[0] + i + u * lanes, how_much);
-            for (int q = 0; q < QUERIES; ++q) {
-                total[q][u] = weights[q * n] * v;
-                if (ADD) total[q][u] += load(out[q] + i + u * lanes, how_much);
-            }
-        }
+                const Out* out, const T* const* next, int64_t n_next) {
+    constexpr int GROUP = std::max(1, ACCUMULATORS / QUERIES / Pack<T>::vectors);
+    over<GROUP, T>(dim, [&](int64_t i, auto how_many, auto how_much) INLINE {
+        Pack<T> total[QUERIES][how_many()];
+        for (int64_t s = 0; s < n_next; ++s) fetch(next[s], i, how_many());
+        repeat<how_many()>([&](auto g) INLINE {
+            const Pack<T> x = load(rows[0] + i + g * Pack<T>::lanes, how_much);
+            repeat<QUERIES>([&](auto q) INLINE { total[q][g] = scaled(weights[q * n], x); });
+        });
         for (int64_t s = 1; s < n; ++s)
-            for (int u = 0; u < vectors; ++u) {
-                const V v = load(rows[s] + i + u * lanes, how_much);
-                for (int q = 0; q < QUERIES; ++q) total[q][u] += weights[q * n + s] * v;
-            }
-        for (int q = 0; q < QUERIES; ++q)
-            for (int u = 0; u < vectors; ++u)
-                store<STREAM>(out[q] + i + u * lanes, total[q][u], how_much);
-    };
-    by_group<UNROLL, lanes>(dim, group);
+            repeat<how_many()>([&](auto g) INLINE {
+                const Pack<T> x = load(rows[s] + i + g * Pack<T>::lanes, how_much);
+                repeat<QUERIES>([&](auto q) INLINE { add(total[q][g], weights[q * n + s], x); });
+            });
+        repeat<QUERIES>([&](auto q) INLINE {
+            repeat<how_many()>([&](auto g) INLINE {
+                out[q](i + g * Pack<T>::lanes, total[q][g], how_much);
+            });
+        });
+    });
+}
+
+// out = radial * row + sum over queries of alpha[q] * e[q] + slope[q] * folded[q], written or added;
+// the wide rows from `begin` on.
+template <bool ADD, bool STREAM, class T>
+void source_gradient(const T* row, Arithmetic<T> radial, const Arithmetic<T>* const* e,
+                     const Arithmetic<T>* alpha, const Arithmetic<T>* const* folded,
+                     const Arithmetic<T>* slope, int64_t Q, int64_t begin, int64_t count, T* out,
+                     const T* next) {
+    constexpr int GROUP = 4;
+    over<GROUP, T>(count, [&](int64_t i, auto how_many, auto how_much) INLINE {
+        Pack<T> total[how_many()];
+        if (next) fetch(next, i, how_many());
+        repeat<how_many()>([&](auto g) INLINE {
+            const int64_t at = i + g * Pack<T>::lanes;
+            total[g] = scaled(radial, load(row + at, how_much));
+            if constexpr (ADD) add(total[g], 1, load(out + at, how_much));
+        });
+        for (int64_t q = 0; q < Q; ++q)
+            repeat<how_many()>([&](auto g) INLINE {
+                const int64_t at = begin + i + g * Pack<T>::lanes;
+                add(total[g], slope[q], Wide<T>::at(folded[q], at));
+                add(total[g], alpha[q], Wide<T>::at(e[q], at));
+            });
+        repeat<how_many()>([&](auto g) INLINE {
+            store<STREAM>(out + i + g * Pack<T>::lanes, total[g], how_much);
+        });
+    });
 }
 
 // body(q, how many) for the queries in groups of four, then one by one.
@@ -150,165 +149,238 @@ template <class Body> inline void by_four(int64_t n_queries, Body body) {
 
 // Weights of one query: alpha[0] of what is given, if anything is, then of the sources. Returns lse.
 template <class A> inline A softmax(const A* logits, int64_t S, const A* given_lse, A* alpha) {
-    const int64_t first = given_lse != nullptr;
-    if (given_lse) alpha[0] = *given_lse;
-    std::copy(logits, logits + S, alpha + first);
-    const A largest = *std::max_element(alpha, alpha + first + S);
+    const int64_t n = S + (given_lse != nullptr);
+    if (given_lse) alpha[0] = quiet(*given_lse);
+    std::copy(logits, logits + S, alpha + n - S);
+    const A largest = *std::max_element(alpha, alpha + n);
     double total = 0;  // S may be in the hundreds
-    for (int64_t i = 0; i < first + S; ++i) total += alpha[i] = std::exp(alpha[i] - largest);
-    for (int64_t i = 0; i < first + S; ++i) alpha[i] /= static_cast<A>(total);
+    for (int64_t i = 0; i < n; ++i) total += alpha[i] = std::exp(alpha[i] - largest);
+    for (int64_t i = 0; i < n; ++i) alpha[i] /= static_cast<A>(total);
     return largest + static_cast<A>(std::log(total));
 }
+
+// Typed pointers into a read, and a thread's room for its scalars.
+template <class T> struct Rows {
+    using A = Arithmetic<T>;
+    const Read& read;
+    const int64_t S, Q, R, dim, width;
+    const int64_t n, first;  // of what is mixed: the sources, after what is given
+    const int64_t ahead;     // rows that the second pass fetches of the next token
+    std::vector<A> folded_rows, alpha;
+    std::vector<const A*> folded;
+    std::vector<const T*> values, next;
+
+    explicit Rows(const Read& r)
+        : read(r), S(r.n_sources), Q(r.n_queries), R(r.n_rows), dim(r.dim),
+          width(Wide<T>::width(dim)), n(S + (r.given_mix != nullptr)), first(n - S),
+          ahead((S + 2) / 3), folded_rows(Q * width), alpha(Q * n), folded(Q),
+          values(n), next(S) {
+        for (int64_t q = 0; q < Q; ++q) {
+            const A* plain = static_cast<const A*>(r.folded) + q * dim;
+            for (int64_t i = 0; i < dim; ++i)
+                folded_rows[q * width + Wide<T>::place(i)] = quiet(plain[i]);
+            folded[q] = &folded_rows[q * width];
+        }
+    }
+
+    void at(int64_t row, int64_t end) {
+        for (int64_t s = 0; s < S; ++s) {
+            values[first + s] = source(s, row);
+            next[s] = source(s, std::min(row + 1, end - 1));
+        }
+    }
+    const T* source(int64_t s, int64_t row) const {
+        return static_cast<const T*>(read.sources[s]) + row * read.source_strides[s];
+    }
+    const T* given(int64_t q, int64_t row) const {
+        return static_cast<const T*>(read.given_mix) + (q * R + row) * dim;
+    }
+    // the source to fetch while the first pass is at source s
+    const T* later(int64_t s) const { return s + ahead < S ? values[first + s + ahead] : nullptr; }
+
+    A weigh(int64_t q, int64_t row, const A* logits) {
+        const A* given_lse = first ? static_cast<const A*>(read.given_lse) + q * R + row : nullptr;
+        return softmax(logits, S, given_lse, &alpha[q * n]);
+    }
+};
 
 template <class T, bool STREAM>
 void forward_rows(const Read& read, int64_t begin, int64_t end, T* out, Arithmetic<T>* lse,
                   Arithmetic<T>* rstd, Arithmetic<T>* logits) {
     using A = Arithmetic<T>;
-    const Rows<T> rows(read);
-    const int64_t S = rows.S, Q = rows.Q, R = read.n_rows, dim = rows.dim;
-    const int64_t n = S + (read.given_mix != nullptr), first = n - S;
-    std::vector<A> logits_QS(Q * S), alpha(Q * n), dots(Q);
-    std::vector<const T*> values(Q * n);
-    std::vector<const A*> folded(Q);
-    std::vector<T*> mixes(Q);
-    for (int64_t q = 0; q < Q; ++q) folded[q] = rows.folded(q);
+    Rows<T> rows(read);
+    const int64_t S = rows.S, Q = rows.Q, R = rows.R, dim = rows.dim;
+    std::vector<Write<STREAM, T>> mixes(Q);
     for (int64_t r = begin; r < end; ++r) {
-        for (int64_t s = 0; s < S; ++s) {
-            const T* row = rows.source(s, r);
-            A squares = 0;
-            const T* next = rows.after(s, r, end);
-            by_four(Q, [&](int64_t q, auto many) {
-                if (q == 0) products<many(), true>(row, &folded[q], dim, next, &dots[q], &squares);
-                else products<many(), false>(row, &folded[q], dim, next, &dots[q], &squares);
-            });
-            const A scale = 1 / std::sqrt(squares / dim + static_cast<A>(read.eps));
-            if (rstd) rstd[r * S + s] = scale;
-            for (int64_t q = 0; q < Q; ++q) logits_QS[q * S + s] = scale * dots[q];
-        }
-        for (int64_t q = 0; q < Q; ++q) {
-            const A given = first ? rows.given_lse(q, r) : 0;
-            lse[q * R + r] = softmax(&logits_QS[q * S], S, first ? &given : nullptr, &alpha[q * n]);
-            if (logits) std::copy_n(&logits_QS[q * S], S, logits + (q * R + r) * S);
-            mixes[q] = out + (q * R + r) * dim;
-            for (int64_t s = 0; s < S; ++s) values[q * n + first + s] = rows.source(s, r);
-            if (first) values[q * n] = rows.given(q, r);
-        }
-        if (first)
-            for (int64_t q = 0; q < Q; ++q)
-                mix<1, false, STREAM>(&values[q * n], n, &alpha[q * n], dim, &mixes[q]);
-        else
-            by_four(Q, [&](int64_t q, auto many) {
-                mix<many(), false, STREAM>(&values[0], n, &alpha[q * n], dim, &mixes[q]);
-            });
-    }
-}
-
-// out = radial * row + sum over queries of alpha[q] * e[q] + slope[q] * folded[q], written or added.
-template <bool ADD, bool STREAM, class T>
-void source_gradient(const T* row, Arithmetic<T> radial, const T* const* e,
-                     const Arithmetic<T>* alpha, const Arithmetic<T>* const* folded,
-                     const Arithmetic<T>* slope, int64_t Q, int64_t dim, T* out, const T* next) {
-    constexpr int UNROLL = 4, lanes = LANES<T>;
-    const auto group = [&](int64_t i, auto how_many, auto how_much) {
-        constexpr int vectors = how_many();
-        Vector<Arithmetic<T>> total[vectors];
-        fetch<vectors>(next, i);
-        for (int u = 0; u < vectors; ++u) {
-            total[u] = radial * load(row + i + u * lanes, how_much);
-            if (ADD) total[u] += load(out + i + u * lanes, how_much);
-        }
-        for (int64_t q = 0; q < Q; ++q)
-            for (int u = 0; u < vectors; ++u) {
-                total[u] += slope[q] * load(folded[q] + i + u * lanes, how_much);
-                total[u] += alpha[q] * load(e[q] + i + u * lanes, how_much);
-            }
-        for (int u = 0; u < vectors; ++u) store<STREAM>(out + i + u * lanes, total[u], how_much);
-    };
-    by_group<UNROLL, lanes>(dim, group);
-}
-
-template <class T, bool STREAM>
-void backward_rows(const Read& read, const Gradients& gradients, int64_t begin, int64_t end,
-                   double* folded_sum) {
-    using A = Arithmetic<T>;
-    const Rows<T> rows(read);
-    const int64_t S = rows.S, Q = rows.Q, R = read.n_rows, dim = rows.dim;
-    const int64_t n = S + (read.given_mix != nullptr), first = n - S;
-    std::vector<A> alpha(Q * n), inner(Q * n), slope(Q * n), key_slope(Q * S), dots(Q);
-    std::vector<A> alpha_Q(Q), slope_Q(Q), folded_part(folded_sum ? Q * dim : 0);
-    std::vector<T> zeros(dim);
-    std::vector<const T*> e(Q), values(S);
-    std::vector<const A*> folded(Q);
-    std::vector<A*> parts(Q);
-    for (int64_t q = 0; q < Q; ++q) {
-        folded[q] = rows.folded(q);
-        parts[q] = folded_part.data() + q * dim;
-    }
-    const A* logits = static_cast<const A*>(gradients.logits);
-    const A* rstd = static_cast<const A*>(gradients.rstd);
-    const A* grad_lse = static_cast<const A*>(gradients.grad_lse);
-    for (int64_t r = begin; r < end; ++r) {
-        for (int64_t q = 0; q < Q; ++q) {
-            const T* grad = static_cast<const T*>(gradients.grad_mixes[q]);
-            e[q] = grad ? grad + r * dim : zeros.data();
-        }
-        for (int64_t s = 0; s < S; ++s) {
-            values[s] = rows.source(s, r);
-            const T* next = s + 1 < S ? rows.source(s + 1, r) : values[s];
-            by_four(Q, [&](int64_t q, auto many) {
-                products<many(), false>(values[s], &e[q], dim, next, &dots[q], (A*)nullptr);
-            });
-            for (int64_t q = 0; q < Q; ++q) inner[q * n + first + s] = dots[q];
-        }
-        for (int64_t q = 0; q < Q; ++q) {
-            const A given = first ? rows.given_lse(q, r) : 0;
-            A* weights = &alpha[q * n];
-            const A* scores = logits + (q * R + r) * S;
-            softmax(scores, S, first ? &given : nullptr, weights);
-            if (first) {
-                const T* mixed = rows.given(q, r);
-                products<1, false>(mixed, &e[q], dim, mixed, &inner[q * n], (A*)nullptr);
-            }
-            double mean = 0;
-            for (int64_t i = 0; i < n; ++i) mean += double(weights[i]) * inner[q * n + i];
-            const double shift = (grad_lse ? grad_lse[q * R + r] : 0) - mean;
-            for (int64_t i = 0; i < n; ++i)
-                slope[q * n + i] = static_cast<A>(weights[i] * (inner[q * n + i] + shift));
-            for (int64_t s = 0; s < S; ++s)
-                key_slope[q * S + s] = slope[q * n + first + s] * rstd[r * S + s];
-            if (first) {
-                static_cast<A*>(gradients.given_lse)[q * R + r] = slope[q * n];
-                T* out = static_cast<T*>(gradients.given_mix) + (q * R + r) * dim;
-                mix<1, false, STREAM>(&e[q], 1, weights, dim, &out);
-            }
-        }
-        for (int64_t s = 0; s < S; ++s) {
-            if (!gradients.buffers[s]) continue;
-            A radial = 0;
-            for (int64_t q = 0; q < Q; ++q) {
-                alpha_Q[q] = alpha[q * n + first + s];
-                slope_Q[q] = key_slope[q * S + s];
-                radial -= slope_Q[q] * logits[(q * R + r) * S + s];
-            }
-            radial *= rstd[r * S + s] / dim;
-            T* out = static_cast<T*>(gradients.buffers[s]) + r * gradients.buffer_strides[s];
-            const T* next = s + 1 < S && gradients.accumulate[s + 1]
-                ? static_cast<T*>(gradients.buffers[s + 1]) + r * gradients.buffer_strides[s + 1]
-                : rows.after(s, r, end);
-            if (gradients.accumulate[s])
-                source_gradient<true, false>(values[s], radial, e.data(), alpha_Q.data(),
-                                             folded.data(), slope_Q.data(), Q, dim, out, next);
-            else
-                source_gradient<false, STREAM>(values[s], radial, e.data(), alpha_Q.data(),
-                                               folded.data(), slope_Q.data(), Q, dim, out, next);
-        }
-        if (!folded_sum) continue;
+        rows.at(r, end);
+        A* scales = rstd + r * S;
         by_four(Q, [&](int64_t q, auto many) {
-            mix<many(), true, false>(values.data(), S, &key_slope[q * S], dim, &parts[q]);
+            for (int64_t s = 0; s < S; ++s) {
+                const T* row = rows.values[rows.first + s];
+                A dots[many()], squares;
+                if (q == 0) {
+                    products<many(), true>(row, &rows.folded[q], dim, rows.later(s), dots, &squares);
+                    scales[s] = 1 / std::sqrt(squares / dim + static_cast<A>(read.eps));
+                } else {
+                    products<many(), false, T>(row, &rows.folded[q], dim, nullptr, dots, nullptr);
+                }
+                for (int64_t p = 0; p < many(); ++p)
+                    logits[((q + p) * R + r) * S + s] = scales[s] * dots[p];
+            }
         });
-        if ((r - begin + 1) % ROWS_IN_FLOAT && r + 1 < end) continue;
-        for (int64_t i = 0; i < Q * dim; ++i) folded_sum[i] += folded_part[i];
-        std::fill(folded_part.begin(), folded_part.end(), A(0));
+        for (int64_t q = 0; q < Q; ++q) {
+            lse[q * R + r] = rows.weigh(q, r, logits + (q * R + r) * S);
+            mixes[q].row = out + (q * R + r) * dim;
+        }
+        by_four(Q, [&](int64_t q, auto many) {
+            const int64_t n_next = q == 0 ? rows.ahead : 0;
+            if (!rows.first) {
+                mix<many()>(rows.values.data(), rows.n, &rows.alpha[q * rows.n], dim, &mixes[q],
+                            rows.next.data(), n_next);
+                return;
+            }
+            for (int64_t p = q; p < q + many(); ++p) {
+                rows.values[0] = rows.given(p, r);
+                mix<1>(rows.values.data(), rows.n, &rows.alpha[p * rows.n], dim, &mixes[p],
+                       rows.next.data(), p == 0 ? rows.ahead : 0);
+            }
+        });
+    }
+}
+
+template <class T, bool STREAM> struct Backward {
+    using A = Arithmetic<T>;
+    const Gradients& gradients;
+    Rows<T> rows;
+    const int64_t S, Q, R, n, first, dim, width;
+    const int64_t columns;  // whose e and folded of all queries stay in the first cache
+    const A *logits, *rstd, *grad_lse;
+    std::vector<A> e_rows, inner, slope, key_slope, alpha_SQ, slope_SQ, radial, folded_part;
+    std::vector<const A*> e;
+    std::vector<AddWide<T>> parts;
+
+    Backward(const Read& read, const Gradients& g)
+        : gradients(g), rows(read), S(rows.S), Q(rows.Q), R(rows.R), n(rows.n), first(rows.first),
+          dim(rows.dim), width(rows.width),
+          columns(std::max<int64_t>(NEAR_BYTES / (2 * Q * sizeof(A)) / 128, 1) * 128), logits(static_cast<const A*>(g.logits)),
+          rstd(static_cast<const A*>(g.rstd)), grad_lse(static_cast<const A*>(g.grad_lse)),
+          e_rows(Q * width), inner(Q * n), slope(Q * n), key_slope(Q * S), alpha_SQ(S * Q),
+          slope_SQ(S * Q), radial(S), folded_part(g.folded ? Q * width : 0), e(Q), parts(Q) {
+        for (int64_t q = 0; q < Q; ++q) {
+            e[q] = &e_rows[q * width];
+            parts[q].row = folded_part.data() + q * width;
+        }
+    }
+
+    // Rows begin to end; their share of dL/dfolded is added to folded_sum, wide rows.
+    void run(int64_t begin, int64_t end, std::vector<double>& folded_sum) {
+        for (int64_t r = begin; r < end; ++r) {
+            rows.at(r, end);
+            find_inner(r);
+            for (int64_t q = 0; q < Q; ++q) find_slope(q, r);
+            find_radial(r);
+            for (int64_t i = 0; i < dim; i += columns)
+                for (int64_t s = 0; s < S; ++s)
+                    if (gradients.buffers[s]) fill(s, r, i, std::min(columns, dim - i));
+            if (!gradients.folded) continue;
+            by_four(Q, [&](int64_t q, auto many) {
+                mix<many()>(rows.values.data() + first, S, &key_slope[q * S], dim, &parts[q],
+                            rows.next.data(), q == 0 ? rows.ahead : 0);
+            });
+            if ((r - begin + 1) % ROWS_IN_FLOAT && r + 1 < end) continue;
+            for (int64_t i = 0; i < Q * width; ++i) folded_sum[i] += folded_part[i];
+            std::fill(folded_part.begin(), folded_part.end(), A(0));
+        }
+    }
+
+    void find_inner(int64_t r) {
+        for (int64_t q = 0; q < Q; ++q)
+            if (const T* grad = static_cast<const T*>(gradients.grad_mixes[q]))
+                Wide<T>::read(&e_rows[q * width], grad + r * dim, dim);
+        by_four(Q, [&](int64_t q, auto many) {
+            for (int64_t s = 0; s < S; ++s) {
+                const T* next = q == 0 ? rows.later(s) : nullptr;
+                A dots[many()];
+                products<many(), false, T>(rows.values[first + s], &e[q], dim, next, dots, nullptr);
+                for (int64_t p = 0; p < many(); ++p) inner[(q + p) * n + first + s] = dots[p];
+            }
+        });
+    }
+
+    // dL/dlogit of every source for one query, and the gradients of what is given
+    void find_slope(int64_t q, int64_t r) {
+        rows.weigh(q, r, logits + (q * R + r) * S);
+        const A* alpha = &rows.alpha[q * n];
+        const T* given = first ? rows.given(q, r) : nullptr;
+        if (first) products<1, false, T>(given, &e[q], dim, nullptr, &inner[q * n], nullptr);
+        double mean = 0;
+        for (int64_t i = 0; i < n; ++i) mean += double(alpha[i]) * inner[q * n + i];
+        const double shift = (grad_lse ? quiet(grad_lse[q * R + r]) : 0) - mean;
+        for (int64_t i = 0; i < n; ++i)
+            slope[q * n + i] = static_cast<A>(alpha[i] * (inner[q * n + i] + shift));
+        for (int64_t s = 0; s < S; ++s)
+            key_slope[q * S + s] = slope[q * n + first + s] * rstd[r * S + s];
+        if (!first) return;
+        static_cast<A*>(gradients.given_lse)[q * R + r] = slope[q * n];
+        T* out = static_cast<T*>(gradients.given_mix) + (q * R + r) * dim;
+        over<1, T>(dim, [&](int64_t i, auto, auto how_much) {
+            Pack<T> pack = {};
+            add(pack, alpha[0], Wide<T>::at(e[q], i));
+            store<STREAM>(out + i, pack, how_much);
+        });
+    }
+
+    T* buffer(int64_t s, int64_t r) const {
+        return static_cast<T*>(gradients.buffers[s]) + r * gradients.buffer_strides[s];
+    }
+
+    void find_radial(int64_t r) {
+        for (int64_t s = 0; s < S; ++s) {
+            radial[s] = 0;
+            for (int64_t q = 0; q < Q; ++q) {
+                alpha_SQ[s * Q + q] = rows.alpha[q * n + first + s];
+                slope_SQ[s * Q + q] = key_slope[q * S + s];
+                radial[s] -= key_slope[q * S + s] * logits[(q * R + r) * S + s];
+            }
+            radial[s] *= rstd[r * S + s] / dim;
+        }
+    }
+
+    // Columns i to i + count of the gradient of source s.
+    void fill(int64_t s, int64_t r, int64_t i, int64_t count) {
+        const bool next_is_read = s + 1 < S && gradients.accumulate[s + 1];
+        const T* next = next_is_read ? buffer(s + 1, r) + i : nullptr;
+        const auto fill = gradients.accumulate[s] ? source_gradient<true, false, T>
+                                                  : source_gradient<false, STREAM, T>;
+        fill(rows.values[first + s] + i, radial[s], e.data(), &alpha_SQ[s * Q], rows.folded.data(),
+             &slope_SQ[s * Q], Q, i, count, buffer(s, r) + i, next);
+    }
+};
+
+template <class T, bool STREAM> void backward(const Read& read, const Gradients& gradients) {
+    using A = Arithmetic<T>;
+    const int64_t R = read.n_rows, width = Wide<T>::width(read.dim);
+    const int64_t n_folded = gradients.folded ? read.n_queries * width : 0;
+    const int64_t tasks = std::clamp((R + ROWS_A_TASK - 1) / ROWS_A_TASK, int64_t(1), TASKS);
+    const int64_t rows = (R + tasks - 1) / tasks;
+    std::vector<A> parts(tasks * n_folded);
+#pragma omp parallel num_threads(read.n_threads)
+    {
+        Backward<T, STREAM> work(read, gradients);
+        std::vector<double> total(n_folded);
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < tasks; ++task) {
+            std::fill(total.begin(), total.end(), 0.0);
+            work.run(std::min(R, task * rows), std::min(R, (task + 1) * rows), total);
+            std::copy(total.begin(), total.end(), parts.begin() + task * n_folded);
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < (n_folded ? read.n_queries * read.dim : 0); ++i) {
+            const int64_t at = i / read.dim * width + Wide<T>::place(i % read.dim);
+            double sum = 0;
+            for (int64_t task = 0; task < tasks; ++task) sum += parts[task * n_folded + at];
+            static_cast<A*>(gradients.folded)[i] = static_cast<A>(sum);
+        }
     }
 }
 
@@ -322,54 +394,30 @@ template <class Body> int by_type(int64_t dtype, Body body) {
     }
 }
 
-template <class T> void backward(const Read& read, const Gradients& gradients) {
-    using A = Arithmetic<T>;
-    const int64_t R = read.n_rows, width = read.n_queries * read.dim;
-    const int64_t tasks = std::clamp((R + ROWS_A_TASK - 1) / ROWS_A_TASK, int64_t(1), TASKS);
-    const int64_t rows = (R + tasks - 1) / tasks;
-    std::vector<A> parts(gradients.folded ? tasks * width : 0);
-#pragma omp parallel num_threads(read.n_threads)
-    {
-        std::vector<double> total(gradients.folded ? width : 0);
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < tasks; ++task) {
-            std::fill(total.begin(), total.end(), 0.0);
-            const int64_t begin = std::min(R, task * rows), end = std::min(R, begin + rows);
-            double* folded_sum = gradients.folded ? total.data() : nullptr;
-            if (read.stream) backward_rows<T, true>(read, gradients, begin, end, folded_sum);
-            else backward_rows<T, false>(read, gradients, begin, end, folded_sum);
-            if (folded_sum) std::copy(total.begin(), total.end(), &parts[task * width]);
-        }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < (gradients.folded ? width : 0); ++i) {
-            double sum = 0;
-            for (int64_t task = 0; task < tasks; ++task) sum += parts[task * width + i];
-            static_cast<A*>(gradients.folded)[i] = static_cast<A>(sum);
-        }
-    }
-}
-
 }  // namespace
 
 extern "C" {
 
-// mix [Q, R, D], lse [Q, R]; rstd [R, S] and logits [Q, R, S] or null. Not 0: an unknown dtype.
+// mix [Q, R, D], lse [Q, R], rstd [R, S] and logits [Q, R, S]. Not 0: an unknown dtype.
 int attnres_forward(const Read* read, void* mix, void* lse, void* rstd, void* logits) {
     return by_type(read->dtype, [&](auto number) {
         using T = decltype(number);
         using A = Arithmetic<T>;
-        const int64_t block = std::max<int64_t>(1, (read->n_rows + read->n_threads - 1) / read->n_threads);
+        const int64_t R = read->n_rows, threads = read->n_threads;
+        const int64_t block = std::max<int64_t>(1, (R + threads - 1) / threads);
         const auto rows = read->stream ? forward_rows<T, true> : forward_rows<T, false>;
-#pragma omp parallel for schedule(static) num_threads(read->n_threads)
-        for (int64_t begin = 0; begin < read->n_rows; begin += block)
-            rows(*read, begin, std::min(read->n_rows, begin + block), static_cast<T*>(mix),
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t begin = 0; begin < R; begin += block)
+            rows(*read, begin, std::min(R, begin + block), static_cast<T*>(mix),
                  static_cast<A*>(lse), static_cast<A*>(rstd), static_cast<A*>(logits));
     });
 }
 
 int attnres_backward(const Read* read, const Gradients* gradients) {
     return by_type(read->dtype, [&](auto number) {
-        backward<decltype(number)>(*read, *gradients);
+        using T = decltype(number);
+        const auto run = read->stream ? backward<T, true> : backward<T, false>;
+        run(*read, *gradients);
     });
 }
 }
