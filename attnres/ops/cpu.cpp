@@ -44,7 +44,8 @@ namespace {
 constexpr int64_t TASKS = 64;          // at most; each sums its rows' share of dL/dfolded
 constexpr int64_t ROWS_A_TASK = 16;    // at least
 constexpr int64_t ROWS_IN_FLOAT = 32;  // summed in the rows' precision, then in double
-constexpr int64_t NEAR_BYTES = 1 << 14; // half of a first-level cache
+constexpr int64_t NEAR_BYTES = 1 << 14;   // half of a first-level cache
+constexpr int64_t TILE_BYTES = 3 << 16;   // less than half of a second-level one
 constexpr int ACCUMULATORS = 8;        // vectors that leave registers for the operands
 
 template <class T> inline void fetch(const T* p, int64_t i, int packs) {
@@ -87,14 +88,13 @@ template <class T> struct AddWide {
     }
 };
 
-// out[q] takes sum over n of weights[q][n] * rows[n]; fetches the first n_next rows of `next`.
+// out[q] takes sum over n of weights[q][n] * rows[n].
 template <int QUERIES, class T, class Out>
 inline void mix(const T* const* rows, int64_t n, const Arithmetic<T>* weights, int64_t dim,
-                const Out* out, const T* const* next, int64_t n_next) {
+                const Out* out) {
     constexpr int GROUP = std::max(1, ACCUMULATORS / QUERIES / Pack<T>::vectors);
     over<GROUP, T>(dim, [&](int64_t i, auto how_many, auto how_much) INLINE {
         Pack<T> total[QUERIES][how_many()];
-        for (int64_t s = 0; s < n_next; ++s) fetch(next[s], i, how_many());
         repeat<how_many()>([&](auto g) INLINE {
             const Pack<T> x = load(rows[0] + i + g * Pack<T>::lanes, how_much);
             repeat<QUERIES>([&](auto q) INLINE { total[q][g] = scaled(weights[q * n], x); });
@@ -155,26 +155,29 @@ template <class A> inline A softmax(const A* logits, int64_t S, const A* given_l
     const A largest = *std::max_element(alpha, alpha + n);
     double total = 0;  // S may be in the hundreds
     for (int64_t i = 0; i < n; ++i) total += alpha[i] = std::exp(alpha[i] - largest);
-    for (int64_t i = 0; i < n; ++i) alpha[i] /= static_cast<A>(total);
-    return largest + static_cast<A>(std::log(total));
+    const A divisor = static_cast<A>(total);
+    for (int64_t i = 0; i < n; ++i) alpha[i] /= divisor;
+    return largest + std::log(divisor);
 }
 
-// Typed pointers into a read, and a thread's room for its scalars.
-template <class T> struct Rows {
+// Typed pointers into a read, and a thread's room for the scalars of a tile: a few tokens whose rows
+// stay in the second-level cache, so that of each source several rows are read in one go.
+template <class T> struct Tile {
     using A = Arithmetic<T>;
     const Read& read;
     const int64_t S, Q, R, dim, width;
     const int64_t n, first;  // of what is mixed: the sources, after what is given
-    const int64_t ahead;     // rows that the second pass fetches of the next token
+    const int64_t most;      // tokens
     std::vector<A> folded_rows, alpha;
     std::vector<const A*> folded;
-    std::vector<const T*> values, next;
+    std::vector<const T*> values;
 
-    explicit Rows(const Read& r)
+    Tile(const Read& r, int64_t wide_rows)
         : read(r), S(r.n_sources), Q(r.n_queries), R(r.n_rows), dim(r.dim),
           width(Wide<T>::width(dim)), n(S + (r.given_mix != nullptr)), first(n - S),
-          ahead((S + 2) / 3), folded_rows(Q * width), alpha(Q * n), folded(Q),
-          values(n), next(S) {
+          most(std::clamp<int64_t>(
+              TILE_BYTES / (S * dim * sizeof(T) + wide_rows * width * sizeof(A)), 1, 16)),
+          folded_rows(Q * width), alpha(most * Q * n), folded(Q), values(n) {
         for (int64_t q = 0; q < Q; ++q) {
             const A* plain = static_cast<const A*>(r.folded) + q * dim;
             for (int64_t i = 0; i < dim; ++i)
@@ -183,24 +186,27 @@ template <class T> struct Rows {
         }
     }
 
-    void at(int64_t row, int64_t end) {
-        for (int64_t s = 0; s < S; ++s) {
-            values[first + s] = source(s, row);
-            next[s] = source(s, std::min(row + 1, end - 1));
-        }
-    }
     const T* source(int64_t s, int64_t row) const {
         return static_cast<const T*>(read.sources[s]) + row * read.source_strides[s];
     }
     const T* given(int64_t q, int64_t row) const {
         return static_cast<const T*>(read.given_mix) + (q * R + row) * dim;
     }
-    // the source to fetch while the first pass is at source s
-    const T* later(int64_t s) const { return s + ahead < S ? values[first + s + ahead] : nullptr; }
-
-    A weigh(int64_t q, int64_t row, const A* logits) {
+    // what the first pass over a tile, source by source, reads after this row
+    const T* following(int64_t s, int64_t row, int64_t tile, int64_t tile_end, int64_t end) const {
+        if (row + 1 < tile_end) return source(s, row + 1);
+        if (s + 1 < S) return source(s + 1, tile);
+        return tile_end < end ? source(0, tile_end) : nullptr;
+    }
+    const T* const* values_of(int64_t q, int64_t row) {
+        for (int64_t s = 0; s < S; ++s) values[first + s] = source(s, row);
+        if (first) values[0] = given(q, row);
+        return values.data();
+    }
+    A* alpha_of(int64_t t, int64_t q) { return &alpha[(t * Q + q) * n]; }
+    A weigh(int64_t t, int64_t q, int64_t row, const A* logits) {
         const A* given_lse = first ? static_cast<const A*>(read.given_lse) + q * R + row : nullptr;
-        return softmax(logits, S, given_lse, &alpha[q * n]);
+        return softmax(logits, S, given_lse, alpha_of(t, q));
     }
 };
 
@@ -208,152 +214,168 @@ template <class T, bool STREAM>
 void forward_rows(const Read& read, int64_t begin, int64_t end, T* out, Arithmetic<T>* lse,
                   Arithmetic<T>* rstd, Arithmetic<T>* logits) {
     using A = Arithmetic<T>;
-    Rows<T> rows(read);
-    const int64_t S = rows.S, Q = rows.Q, R = rows.R, dim = rows.dim;
+    Tile<T> tile(read, 0);
+    const int64_t S = tile.S, Q = tile.Q, R = tile.R, n = tile.n, dim = tile.dim;
     std::vector<Write<STREAM, T>> mixes(Q);
-    for (int64_t r = begin; r < end; ++r) {
-        rows.at(r, end);
-        A* scales = rstd + r * S;
+    for (int64_t from = begin, to; from < end; from = to) {
+        to = std::min(end, from + tile.most);
         by_four(Q, [&](int64_t q, auto many) {
-            for (int64_t s = 0; s < S; ++s) {
-                const T* row = rows.values[rows.first + s];
-                A dots[many()], squares;
-                if (q == 0) {
-                    products<many(), true>(row, &rows.folded[q], dim, rows.later(s), dots, &squares);
-                    scales[s] = 1 / std::sqrt(squares / dim + static_cast<A>(read.eps));
-                } else {
-                    products<many(), false, T>(row, &rows.folded[q], dim, nullptr, dots, nullptr);
+            for (int64_t s = 0; s < S; ++s)
+                for (int64_t r = from; r < to; ++r) {
+                    const T* row = tile.source(s, r);
+                    A dots[many()], *squares = &rstd[r * S + s];
+                    if (q == 0)
+                        products<many(), true>(row, &tile.folded[q], dim,
+                                               tile.following(s, r, from, to, end), dots, squares);
+                    else
+                        products<many(), false, T>(row, &tile.folded[q], dim, nullptr, dots, nullptr);
+                    for (int64_t p = 0; p < many(); ++p)
+                        logits[((q + p) * R + r) * S + s] = dots[p];
                 }
-                for (int64_t p = 0; p < many(); ++p)
-                    logits[((q + p) * R + r) * S + s] = scales[s] * dots[p];
-            }
         });
-        for (int64_t q = 0; q < Q; ++q) {
-            lse[q * R + r] = rows.weigh(q, r, logits + (q * R + r) * S);
-            mixes[q].row = out + (q * R + r) * dim;
+        for (int64_t r = from; r < to; ++r) {
+            A* scales = rstd + r * S;
+            for (int64_t s = 0; s < S; ++s)
+                scales[s] = 1 / std::sqrt(scales[s] / dim + static_cast<A>(read.eps));
+            for (int64_t q = 0; q < Q; ++q) {
+                A* scores = logits + (q * R + r) * S;
+                for (int64_t s = 0; s < S; ++s) scores[s] *= scales[s];
+                lse[q * R + r] = tile.weigh(r - from, q, r, scores);
+                mixes[q].row = out + (q * R + r) * dim;
+            }
+            by_four(Q, [&](int64_t q, auto many) {
+                if (!tile.first)
+                    mix<many()>(tile.values_of(q, r), n, tile.alpha_of(r - from, q), dim, &mixes[q]);
+                else
+                    for (int64_t p = q; p < q + many(); ++p)
+                        mix<1>(tile.values_of(p, r), n, tile.alpha_of(r - from, p), dim, &mixes[p]);
+            });
         }
-        by_four(Q, [&](int64_t q, auto many) {
-            const int64_t n_next = q == 0 ? rows.ahead : 0;
-            if (!rows.first) {
-                mix<many()>(rows.values.data(), rows.n, &rows.alpha[q * rows.n], dim, &mixes[q],
-                            rows.next.data(), n_next);
-                return;
-            }
-            for (int64_t p = q; p < q + many(); ++p) {
-                rows.values[0] = rows.given(p, r);
-                mix<1>(rows.values.data(), rows.n, &rows.alpha[p * rows.n], dim, &mixes[p],
-                       rows.next.data(), p == 0 ? rows.ahead : 0);
-            }
-        });
     }
 }
 
 template <class T, bool STREAM> struct Backward {
     using A = Arithmetic<T>;
     const Gradients& gradients;
-    Rows<T> rows;
+    Tile<T> tile;
     const int64_t S, Q, R, n, first, dim, width;
-    const int64_t columns;  // whose e and folded of all queries stay in the first cache
+    const int64_t columns;  // whose wide rows stay in the first-level cache
     const A *logits, *rstd, *grad_lse;
     std::vector<A> e_rows, inner, slope, key_slope, alpha_SQ, slope_SQ, radial, folded_part;
     std::vector<const A*> e;
     std::vector<AddWide<T>> parts;
+    int64_t n_summed = 0;
 
     Backward(const Read& read, const Gradients& g)
-        : gradients(g), rows(read), S(rows.S), Q(rows.Q), R(rows.R), n(rows.n), first(rows.first),
-          dim(rows.dim), width(rows.width),
-          columns(std::max<int64_t>(NEAR_BYTES / (2 * Q * sizeof(A)) / 128, 1) * 128), logits(static_cast<const A*>(g.logits)),
-          rstd(static_cast<const A*>(g.rstd)), grad_lse(static_cast<const A*>(g.grad_lse)),
-          e_rows(Q * width), inner(Q * n), slope(Q * n), key_slope(Q * S), alpha_SQ(S * Q),
-          slope_SQ(S * Q), radial(S), folded_part(g.folded ? Q * width : 0), e(Q), parts(Q) {
-        for (int64_t q = 0; q < Q; ++q) {
-            e[q] = &e_rows[q * width];
-            parts[q].row = folded_part.data() + q * width;
-        }
+        : gradients(g), tile(read, read.n_queries), S(tile.S), Q(tile.Q), R(tile.R), n(tile.n),
+          first(tile.first), dim(tile.dim), width(tile.width),
+          columns(std::max<int64_t>(NEAR_BYTES / ((tile.most + 1) * Q * sizeof(A)) / 64, 1) * 64),
+          logits(static_cast<const A*>(g.logits)), rstd(static_cast<const A*>(g.rstd)),
+          grad_lse(static_cast<const A*>(g.grad_lse)), e_rows(tile.most * Q * width),
+          inner(tile.most * Q * n), slope(n), key_slope(tile.most * Q * S),
+          alpha_SQ(tile.most * S * Q), slope_SQ(tile.most * S * Q), radial(tile.most * S),
+          folded_part(g.folded ? Q * width : 0), e(tile.most * Q), parts(Q) {
+        for (int64_t i = 0; i < tile.most * Q; ++i) e[i] = &e_rows[i * width];
+        for (int64_t q = 0; q < Q; ++q) parts[q].row = folded_part.data() + q * width;
     }
 
     // Rows begin to end; their share of dL/dfolded is added to folded_sum, wide rows.
     void run(int64_t begin, int64_t end, std::vector<double>& folded_sum) {
-        for (int64_t r = begin; r < end; ++r) {
-            rows.at(r, end);
-            find_inner(r);
-            for (int64_t q = 0; q < Q; ++q) find_slope(q, r);
-            find_radial(r);
+        for (int64_t from = begin, to; from < end; from = to) {
+            to = std::min(end, from + tile.most);
+            find_inner(from, to, end);
+            for (int64_t r = from; r < to; ++r) {
+                for (int64_t q = 0; q < Q; ++q) find_slope(r - from, q, r);
+                find_radial(r - from, r);
+            }
             for (int64_t i = 0; i < dim; i += columns)
                 for (int64_t s = 0; s < S; ++s)
-                    if (gradients.buffers[s]) fill(s, r, i, std::min(columns, dim - i));
-            if (!gradients.folded) continue;
-            by_four(Q, [&](int64_t q, auto many) {
-                mix<many()>(rows.values.data() + first, S, &key_slope[q * S], dim, &parts[q],
-                            rows.next.data(), q == 0 ? rows.ahead : 0);
-            });
-            if ((r - begin + 1) % ROWS_IN_FLOAT && r + 1 < end) continue;
-            for (int64_t i = 0; i < Q * width; ++i) folded_sum[i] += folded_part[i];
-            std::fill(folded_part.begin(), folded_part.end(), A(0));
+                    for (int64_t r = from; gradients.buffers[s] && r < to; ++r)
+                        fill(s, r, from, to, i, std::min(columns, dim - i));
+            if (gradients.folded) add_folded(from, to, to == end, folded_sum);
         }
     }
 
-    void find_inner(int64_t r) {
-        for (int64_t q = 0; q < Q; ++q)
-            if (const T* grad = static_cast<const T*>(gradients.grad_mixes[q]))
-                Wide<T>::read(&e_rows[q * width], grad + r * dim, dim);
+    void find_inner(int64_t from, int64_t to, int64_t end) {
+        for (int64_t r = from; r < to; ++r)
+            for (int64_t q = 0; q < Q; ++q)
+                if (const T* grad = static_cast<const T*>(gradients.grad_mixes[q]))
+                    Wide<T>::read(&e_rows[((r - from) * Q + q) * width], grad + r * dim, dim);
         by_four(Q, [&](int64_t q, auto many) {
-            for (int64_t s = 0; s < S; ++s) {
-                const T* next = q == 0 ? rows.later(s) : nullptr;
-                A dots[many()];
-                products<many(), false, T>(rows.values[first + s], &e[q], dim, next, dots, nullptr);
-                for (int64_t p = 0; p < many(); ++p) inner[(q + p) * n + first + s] = dots[p];
-            }
+            for (int64_t s = 0; s < S; ++s)
+                for (int64_t r = from; r < to; ++r) {
+                    const T* next = q == 0 ? tile.following(s, r, from, to, end) : nullptr;
+                    const int64_t tq = (r - from) * Q + q;
+                    A dots[many()];
+                    products<many(), false, T>(tile.source(s, r), &e[tq], dim, next, dots, nullptr);
+                    for (int64_t p = 0; p < many(); ++p) inner[(tq + p) * n + first + s] = dots[p];
+                }
         });
     }
 
     // dL/dlogit of every source for one query, and the gradients of what is given
-    void find_slope(int64_t q, int64_t r) {
-        rows.weigh(q, r, logits + (q * R + r) * S);
-        const A* alpha = &rows.alpha[q * n];
-        const T* given = first ? rows.given(q, r) : nullptr;
-        if (first) products<1, false, T>(given, &e[q], dim, nullptr, &inner[q * n], nullptr);
+    void find_slope(int64_t t, int64_t q, int64_t r) {
+        tile.weigh(t, q, r, logits + (q * R + r) * S);
+        const A* alpha = tile.alpha_of(t, q);
+        A* inner_n = &inner[(t * Q + q) * n];
+        if (first)
+            products<1, false, T>(tile.given(q, r), &e[t * Q + q], dim, nullptr, inner_n, nullptr);
         double mean = 0;
-        for (int64_t i = 0; i < n; ++i) mean += double(alpha[i]) * inner[q * n + i];
+        for (int64_t i = 0; i < n; ++i) mean += double(alpha[i]) * inner_n[i];
         const double shift = (grad_lse ? quiet(grad_lse[q * R + r]) : 0) - mean;
-        for (int64_t i = 0; i < n; ++i)
-            slope[q * n + i] = static_cast<A>(alpha[i] * (inner[q * n + i] + shift));
+        for (int64_t i = 0; i < n; ++i) slope[i] = static_cast<A>(alpha[i] * (inner_n[i] + shift));
         for (int64_t s = 0; s < S; ++s)
-            key_slope[q * S + s] = slope[q * n + first + s] * rstd[r * S + s];
+            key_slope[(t * Q + q) * S + s] = slope[first + s] * rstd[r * S + s];
         if (!first) return;
-        static_cast<A*>(gradients.given_lse)[q * R + r] = slope[q * n];
+        static_cast<A*>(gradients.given_lse)[q * R + r] = slope[0];
         T* out = static_cast<T*>(gradients.given_mix) + (q * R + r) * dim;
         over<1, T>(dim, [&](int64_t i, auto, auto how_much) {
-            Pack<T> pack = {};
-            add(pack, alpha[0], Wide<T>::at(e[q], i));
+            const Pack<T> pack = scaled(alpha[0], Wide<T>::at(e[t * Q + q], i));
             store<STREAM>(out + i, pack, how_much);
         });
+    }
+
+    // the scalars of every source's gradient, query by query
+    void find_radial(int64_t t, int64_t r) {
+        for (int64_t s = 0; s < S; ++s) {
+            A sum = 0;
+            for (int64_t q = 0; q < Q; ++q) {
+                const A key = key_slope[(t * Q + q) * S + s];
+                alpha_SQ[(t * S + s) * Q + q] = tile.alpha_of(t, q)[first + s];
+                slope_SQ[(t * S + s) * Q + q] = key;
+                sum -= key * logits[(q * R + r) * S + s];
+            }
+            radial[t * S + s] = sum * rstd[r * S + s] / dim;
+        }
     }
 
     T* buffer(int64_t s, int64_t r) const {
         return static_cast<T*>(gradients.buffers[s]) + r * gradients.buffer_strides[s];
     }
 
-    void find_radial(int64_t r) {
-        for (int64_t s = 0; s < S; ++s) {
-            radial[s] = 0;
-            for (int64_t q = 0; q < Q; ++q) {
-                alpha_SQ[s * Q + q] = rows.alpha[q * n + first + s];
-                slope_SQ[s * Q + q] = key_slope[q * S + s];
-                radial[s] -= key_slope[q * S + s] * logits[(q * R + r) * S + s];
-            }
-            radial[s] *= rstd[r * S + s] / dim;
-        }
-    }
-
-    // Columns i to i + count of the gradient of source s.
-    void fill(int64_t s, int64_t r, int64_t i, int64_t count) {
-        const bool next_is_read = s + 1 < S && gradients.accumulate[s + 1];
-        const T* next = next_is_read ? buffer(s + 1, r) + i : nullptr;
+    // Columns i to i + count of the gradient of source s; fetches what is added to next.
+    void fill(int64_t s, int64_t r, int64_t from, int64_t to, int64_t i, int64_t count) {
+        const int64_t after = r + 1 < to ? s : s + 1;
+        const bool is_added_to = after < S && gradients.accumulate[after];
+        const T* next = is_added_to ? buffer(after, r + 1 < to ? r + 1 : from) + i : nullptr;
         const auto fill = gradients.accumulate[s] ? source_gradient<true, false, T>
                                                   : source_gradient<false, STREAM, T>;
-        fill(rows.values[first + s] + i, radial[s], e.data(), &alpha_SQ[s * Q], rows.folded.data(),
-             &slope_SQ[s * Q], Q, i, count, buffer(s, r) + i, next);
+        const int64_t t = r - from, at = t * S + s;
+        fill(tile.source(s, r) + i, radial[at], &e[t * Q], &alpha_SQ[at * Q], tile.folded.data(),
+             &slope_SQ[at * Q], Q, i, count, buffer(s, r) + i, next);
+    }
+
+    void add_folded(int64_t from, int64_t to, bool last, std::vector<double>& folded_sum) {
+        for (int64_t r = from; r < to; ++r)
+            by_four(Q, [&](int64_t q, auto many) {
+                const A* weights = &key_slope[((r - from) * Q + q) * S];
+                mix<many()>(tile.values_of(0, r) + first, S, weights, dim, &parts[q]);
+            });
+        n_summed += to - from;
+        if (n_summed < ROWS_IN_FLOAT && !last) return;
+        for (int64_t i = 0; i < Q * width; ++i) folded_sum[i] += folded_part[i];
+        std::fill(folded_part.begin(), folded_part.end(), A(0));
+        n_summed = 0;
     }
 };
 

@@ -14,7 +14,15 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 SOURCES = (FOLDER / "cpu.cpp", FOLDER / "cpu_vector.h")
-FLAGS = ("-std=gnu++20", "-O3", "-fPIC", "-shared", "-fopenmp")
+FLAGS = (
+    "-std=gnu++20",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+)
 # What each level of instructions asks of the processor (as /proc/cpuinfo says it) and the compiler.
 VARIANTS = {
     "avx512_bf16": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma", "f16c"),
