@@ -18,7 +18,7 @@ check: .venv/installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml setup.py attnres/ops/cpu_build.py attnres/ops/cpu.cpp attnres/ops/cpu_vector.h
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[dev]'

@@ -86,7 +86,7 @@ LOADERS = {
 }
 FASTEST = {"cpu": "cpu", "cuda": "triton"}  # by device, where it runs
 FALLBACK = "closed_form"
-CHOICE = "ATTNRES_IMPL"  # of the environment: the implementation where none is named
+CHOSEN = os.environ.get("ATTNRES_IMPL")  # the implementation where none is named
 
 loaded: dict[str, Implementation] = {}
 _causes: dict[str, str] = {}
@@ -131,8 +131,7 @@ def fastest_impl(device: torch.device) -> str:
 
     $ATTNRES_IMPL, if it is set; else the device's kernel; else, with one warning, plain PyTorch.
     """
-    default = _default(device.type)
-    wanted = FASTEST.get(device.type, FALLBACK)
+    default, wanted = _default(device.type), FASTEST.get(device.type, FALLBACK)
     if default == FALLBACK != wanted and wanted in _causes and wanted not in _warned:
         _warned.add(wanted)
         warnings.warn(
@@ -144,8 +143,8 @@ def fastest_impl(device: torch.device) -> str:
 
 
 def _default(device_type: str) -> str:
-    if chosen := os.environ.get(CHOICE):
-        return chosen
+    if CHOSEN:
+        return CHOSEN
     wanted = FASTEST.get(device_type, FALLBACK)
     return wanted if _try(wanted) else FALLBACK
 

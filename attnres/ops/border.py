@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -12,16 +13,23 @@ def as_sources(sources: Sequence[Tensor] | Tensor, source_dim: int = 0) -> Seque
     """The sources of a list, or of one tensor, as a sequence that fits together."""
     if isinstance(sources, Tensor):
         sources = _stack(sources, source_dim)
-    elif not isinstance(sources, list | tuple) or not all(isinstance(v, Tensor) for v in sources):
+    elif not isinstance(sources, list | tuple):
         kind = type(sources).__name__
         raise ValueError(f"sources must be a tensor, or a list or tuple of tensors, got a {kind}")
     if len(sources) == 0:
         raise ValueError("depth attention needs at least one source, got none")
     first = sources[0]
+    for i, source in enumerate(sources):
+        if not isinstance(source, Tensor):
+            raise ValueError(f"source {i} must be a tensor, got a {type(source).__name__}")
+        if (
+            source.shape != first.shape
+            or source.device != first.device
+            or not source.is_floating_point()
+        ):
+            _refuse(i, source, first)
     if first.dim() == 0 or first.shape[-1] == 0:
         raise ValueError(f"a source must have shape [..., D] with D > 0, got {list(first.shape)}")
-    for i, source in enumerate(sources):
-        _check_source(i, source, first)
     return sources
 
 
@@ -29,10 +37,11 @@ def check_parameter(name: str, parameter: Tensor, source: Tensor, n_queries: int
     """ValueError for a query or key weight that is not [D], or [Q, D] where there are queries."""
     if not isinstance(parameter, Tensor):
         raise ValueError(f"{name} must be a tensor, got {parameter!r}")
-    shape = [source.shape[-1]] if n_queries is None else [n_queries, source.shape[-1]]
-    if list(parameter.shape) != shape:
+    dim = source.shape[-1]
+    shape = (dim,) if n_queries is None else (n_queries, dim)
+    if parameter.shape != shape:
         raise ValueError(
-            f"{name} must have shape {shape}, the last that of the sources, "
+            f"{name} must have shape {list(shape)}, with the width of the sources, "
             f"got {list(parameter.shape)}"
         )
     _check_number_and_device(name, parameter, source)
@@ -63,7 +72,7 @@ def _stack(tensor: Tensor, source_dim: int) -> Stack:
     return Stack(tensor, source_dim)
 
 
-def _check_source(i: int, source: Tensor, first: Tensor) -> None:
+def _refuse(i: int, source: Tensor, first: Tensor) -> NoReturn:
     if not source.is_floating_point():
         raise ValueError(f"source {i} must be floating point, got {source.dtype}")
     if source.shape != first.shape:
@@ -71,11 +80,10 @@ def _check_source(i: int, source: Tensor, first: Tensor) -> None:
             f"sources must have one shape: source {i} has {list(source.shape)}, "
             f"source 0 has {list(first.shape)}"
         )
-    if source.device != first.device:
-        raise ValueError(
-            f"sources must be on one device: source {i} is on {source.device}, "
-            f"source 0 on {first.device}"
-        )
+    raise ValueError(
+        f"sources must be on one device: source {i} is on {source.device}, "
+        f"source 0 on {first.device}"
+    )
 
 
 def _check_number_and_device(name: str, x: Tensor, source: Tensor) -> None:

@@ -1,6 +1,8 @@
 """The CPU kernel: `cpu.cpp` called through ctypes, on torch's own OpenMP threads."""
 
 import ctypes
+import struct
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,22 +29,9 @@ STREAM_BYTES = 1 << 24  # outputs as large are not in cache when they are read n
 ALIGNMENT_BYTES = 64  # of a row that is written past the caches
 
 
-class _Read(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("dtype", "n_rows", "dim", "n_sources")),
-        *((name, ctypes.c_int64) for name in ("n_queries", "n_threads", "stream")),
-        ("eps", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("folded", "sources", "source_strides")),
-        *((name, ctypes.c_void_p) for name in ("given_mix", "given_lse")),
-    ]
-
-
-class _Gradients(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("grad_mixes", "grad_lse", "rstd", "logits")),
-        *((name, ctypes.c_void_p) for name in ("buffers", "buffer_strides", "accumulate")),
-        *((name, ctypes.c_void_p) for name in ("folded", "given_mix", "given_lse")),
-    ]
+# `Read` and `Gradients` of cpu.cpp
+_READ = struct.Struct("@7qd5P")
+_GRADIENTS = struct.Struct("@10P")
 
 
 class CpuKernel(MemoryKernel):
@@ -50,7 +39,10 @@ class CpuKernel(MemoryKernel):
 
     def __init__(self, variant: str, file: Path, op_name: str):
         self.variant, self.file = variant, file
-        self._library = ctypes.CDLL(str(file))
+        library = ctypes.CDLL(str(file))
+        self._forward, self._backward = library.attnres_forward, library.attnres_backward
+        self._forward.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 4]
+        self._backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self.op = define(op_name, self, "CPU")
 
     @property
@@ -69,11 +61,11 @@ class CpuKernel(MemoryKernel):
         lse_Q = folded_QD.new_empty((n_queries, *tokens))
         rstd = folded_QD.new_empty((*tokens, n_sources))
         logits = folded_QD.new_empty((n_queries, *tokens, n_sources))
-        call = _Call(folded_QD, sources, given, eps)
         # one mix is read at once, many are not
-        call.read.stream = n_queries > 1 and _worth_streaming([_rows(mix_QD)])
+        stream = n_queries > 1 and _worth_streaming([_rows(mix_QD)])
+        call = _Call(folded_QD, sources, given)
         outputs = (mix_QD.data_ptr(), lse_Q.data_ptr(), rstd.data_ptr(), logits.data_ptr())
-        self._run(self._library.attnres_forward, call.read, *map(ctypes.c_void_p, outputs))
+        self._run(self._forward, call.read(eps, stream), *outputs)
         return ReadResult(mix_QD, lse_Q, (rstd, logits))
 
     def backward(
@@ -89,71 +81,69 @@ class CpuKernel(MemoryKernel):
         grad_folded_QD = torch.empty_like(folded_QD) if needs_folded else None
         grad_mix_QD = torch.empty_like(given.mix_QD, memory_format=CONTIGUOUS) if given else None
         grad_lse_Q = torch.empty_like(given.lse_Q, memory_format=CONTIGUOUS) if given else None
-        call = _Call(folded_QD, sources, given, 0.0)
+        call = _Call(folded_QD, sources, given)
         buffers = [None if x is None else _rows(x) for x in into.buffers]
         written = [b for b, added in zip(buffers, into.accumulate, strict=True) if b and not added]
-        call.read.stream = _worth_streaming(written)
-        gradients = _Gradients(
-            grad_mixes=call.pointers([_contiguous(e) for e in upstream.mixes]),
-            grad_lse=call.pointer(_contiguous(upstream.lse_Q)),
-            rstd=call.pointer(saved[0].contiguous()),
-            logits=call.pointer(saved[1].contiguous()),
-            buffers=call.pointers([b and b.tensor for b in buffers]),
-            buffer_strides=call.numbers(ctypes.c_int64, [b.stride if b else 0 for b in buffers]),
-            accumulate=call.numbers(ctypes.c_uint8, into.accumulate),
-            folded=call.pointer(grad_folded_QD),
-            given_mix=call.pointer(grad_mix_QD),
-            given_lse=call.pointer(grad_lse_Q),
+        gradients = _GRADIENTS.pack(
+            call.pointers([_contiguous(e) for e in upstream.mixes]),
+            call.pointer(_contiguous(upstream.lse_Q)),
+            call.pointer(saved[0].contiguous()),
+            call.pointer(saved[1].contiguous()),
+            call.pointers([b and b.tensor for b in buffers]),
+            call.numbers("q", [b.stride if b else 0 for b in buffers]),
+            call.numbers("B", into.accumulate),
+            call.pointer(grad_folded_QD),
+            call.pointer(grad_mix_QD),
+            call.pointer(grad_lse_Q),
         )
-        self._run(self._library.attnres_backward, call.read, ctypes.byref(gradients))
+        self._run(self._backward, call.read(0.0, _worth_streaming(written)), gradients)
         for x, buffer in zip(into.buffers, buffers, strict=True):
             if buffer and x is not None and buffer.is_copy:
                 x.copy_(buffer.tensor.view(x.shape))
         return OtherGradients(grad_folded_QD, grad_mix_QD, grad_lse_Q)
 
-    def _run(self, function: Any, read: _Read, *arguments: Any) -> None:
-        status = function(ctypes.byref(read), *arguments)
-        assert status == 0, f"the CPU kernel does not know dtype {read.dtype}"
+    @staticmethod
+    def _run(function: Any, read: bytes, *arguments: Any) -> None:
+        status = function(read, *arguments)
+        assert status == 0, "the kernel and this file disagree on the dtypes"
 
 
 class _Call:
     """The inputs of a read as the kernel takes them, kept alive as long as this is."""
 
-    def __init__(
-        self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, eps: float
-    ):
+    def __init__(self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None):
         self._alive: list[Any] = []
         rows = [_rows(source) for source in sources]
-        n_rows, dim = sources[0].shape[:-1].numel(), sources[0].shape[-1]
-        n_threads = n_rows * dim * len(sources) // NUMBERS_A_THREAD
-        self.read = _Read(
-            dtype=DTYPES[sources[0].dtype],
-            n_rows=n_rows,
-            dim=dim,
-            n_sources=len(sources),
-            n_queries=folded_QD.shape[0],
-            n_threads=max(1, min(n_threads, n_rows, torch.get_num_threads())),
-            eps=eps,
-            folded=self.pointer(folded_QD.contiguous()),
-            sources=self.pointers([r.tensor for r in rows]),
-            source_strides=self.numbers(ctypes.c_int64, [r.stride for r in rows]),
-            given_mix=self.pointer(given and given.mix_QD.contiguous()),
-            given_lse=self.pointer(given and given.lse_Q.contiguous()),
+        shape = sources[0].shape
+        self._shape = (shape[:-1].numel(), shape[-1], len(sources), folded_QD.shape[0])
+        self._dtype = DTYPES[sources[0].dtype]
+        self._pointers = (
+            self.pointer(folded_QD.contiguous()),
+            self.pointers([r.tensor for r in rows]),
+            self.numbers("q", [r.stride for r in rows]),
+            self.pointer(given and given.mix_QD.contiguous()),
+            self.pointer(given and given.lse_Q.contiguous()),
         )
 
-    def pointer(self, x: Tensor | None) -> int | None:
+    def read(self, eps: float, stream: bool) -> bytes:
+        n_rows, dim, n_sources, _ = self._shape
+        enough = n_rows * dim * n_sources // NUMBERS_A_THREAD
+        n_threads = max(1, min(enough, n_rows, torch.get_num_threads()))
+        return _READ.pack(self._dtype, *self._shape, n_threads, stream, eps, *self._pointers)
+
+    def pointer(self, x: Tensor | None) -> int:
         if x is None:
-            return None
+            return 0
         self._alive.append(x)
         return x.data_ptr()
 
     def pointers(self, tensors: Sequence[Tensor | None]) -> int:
-        return self.numbers(ctypes.c_void_p, [self.pointer(x) for x in tensors])
+        return self.numbers("q", [self.pointer(x) for x in tensors])
 
-    def numbers(self, kind: Any, numbers: Sequence[Any]) -> int:
-        array = (kind * len(numbers))(*numbers)
-        self._alive.append(array)
-        return ctypes.addressof(array)
+    def numbers(self, kind: str, numbers: Sequence[int]) -> int:
+        row = array(kind, numbers)
+        self._alive.append(row)
+        return row.buffer_info()[0]
 
 
 class _Rows(NamedTuple):

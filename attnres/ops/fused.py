@@ -27,8 +27,9 @@ class Fused:
         self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
     ) -> Tensor:
         """In plain PyTorch for every kernel: weights are for looking at."""
+        sources = of_one_dtype(sources)
         folded_QD = _fold(query_D, sources, key_weight_D)
-        _, logits_QS = closed_form.statistics(folded_QD, of_one_dtype(sources), eps)
+        _, logits_QS = closed_form.statistics(folded_QD, sources, eps)
         return logits_QS[0].softmax(dim=0)
 
     def depth_attention_queries(
@@ -67,12 +68,13 @@ class Fused:
         given: Given | None = None,
         split: bool = True,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        sources = of_one_dtype(sources)
         folded_QD = _fold(query, sources, key_weight)
-        return read(self.kernel, folded_QD, of_one_dtype(sources), given, eps, split)
+        return read(self.kernel, folded_QD, sources, given, eps, split)
 
 
 def _fold(query: Tensor, sources: Sequence[Tensor], key_weight: Tensor) -> Tensor:
     """u = query * key_weight for each query, [Q, D]: only the product acts on the logits."""
-    dtype = compute_dtype(sources)
+    dtype = compute_dtype(sources[:1])  # all have one
     folded = query.to(dtype) * key_weight.to(dtype)
     return folded if folded.dim() == 2 else folded.unsqueeze(0)

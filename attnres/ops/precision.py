@@ -11,7 +11,8 @@ def result_dtype(sources: Sequence[Tensor]) -> torch.dtype:
     """The widest dtype among the sources: that of the mix."""
     dtype = sources[0].dtype
     for source in sources[1:]:
-        dtype = torch.promote_types(dtype, source.dtype)
+        if source.dtype != dtype:
+            dtype = torch.promote_types(dtype, source.dtype)
     return dtype
 
 
@@ -22,6 +23,7 @@ def compute_dtype(sources: Sequence[Tensor]) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Keeps the arithmetic in `compute_dtype`; the meta device has no autocast to switch off."""
-    if not torch.amp.is_autocast_available(device.type):
+    available = torch.amp.is_autocast_available(device.type)
+    if not available or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

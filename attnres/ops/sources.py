@@ -27,4 +27,6 @@ def of_one_dtype(sources: Sequence[Tensor]) -> Sequence[Tensor]:
     if isinstance(sources, Stack):
         return sources
     dtype = result_dtype(sources)
+    if all(source.dtype == dtype for source in sources):
+        return sources
     return [source.to(dtype) for source in sources]
