@@ -21,6 +21,7 @@ from attnres.ops.triton_table import WORDS, fill_table
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 INTERPRETED = not isinstance(fill_table, triton.JITFunction)
 MAX_QUERIES = 64  # every query has registers of its own
+UNROLL = 2  # loads of a lone query's products that are under way together
 MAX_ONLINE_DIM = 16384  # a program of 16 warps keeps so wide a mix and a source in registers
 
 
@@ -51,7 +52,11 @@ def forward(
             table = _table(_places(tensors), first.device)
             arguments = (table, *inputs, *outputs, n_rows, n_sources, eps)
             online = n_queries == 1 and dim <= MAX_ONLINE_DIM
-            tile = online_tile(n_rows, dim) if online else sweep_tile(n_rows, dim, n_queries)
+            tile = (
+                online_tile(n_rows, dim)
+                if online
+                else sweep_tile(n_rows, dim, n_queries, n_sources)
+            )
             sizes = {} if online else _sizes(n_queries, n_sources)
             kernel = forward_online if online else forward_sweeps
             grid = (triton.cdiv(n_rows, tile.rows),)
@@ -76,7 +81,7 @@ def backward(
         if given is None
         else tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
     )
-    tile = sweep_tile(n_rows, dim, n_queries)
+    tile = sweep_tile(n_rows, dim, n_queries, n_sources)
     n_programs = min(triton.cdiv(n_rows, tile.rows), _max_programs(first.device))
     part_QD = folded_QD.new_zeros(n_programs, *folded_QD.shape) if needs_folded else None
     if n_rows > 0:
@@ -84,7 +89,9 @@ def backward(
         mixes = [None if e_D is None else _as_rows(e_D.to(first.dtype)) for e_D in upstream.mixes]
         buffers = [None if buffer_D is None else _as_rows(buffer_D) for buffer_D in into.buffers]
         lse_gradient_Q = None if upstream.lse_Q is None else upstream.lse_Q.contiguous()
-        scratch = folded_QD.new_empty(n_programs, 2 * n_queries + 1, tile.rows, n_sources)
+        scratch = folded_QD.new_empty(
+            n_programs, tile.rows, (2 * n_queries + 1) * n_sources + n_queries
+        )
         tensors = [*values, *mixes, *buffers]
         with _on(first.device):
             table = _table([*_places(tensors), *map(int, into.accumulate)], first.device)
@@ -105,18 +112,25 @@ def online_tile(n_rows: int, dim: int, interpreted: bool = INTERPRETED) -> Tile:
     columns = triton.next_power_of_2(dim)
     if interpreted:
         return _few_programs(n_rows, columns)
-    rows = max(1, min(1024 // columns, 64))
+    rows = max(1, min(512 // columns, 64))
     return Tile(rows, columns, max(1, rows * columns // 1024))
 
 
-def sweep_tile(n_rows: int, dim: int, n_queries: int, interpreted: bool = INTERPRETED) -> Tile:
+def sweep_tile(
+    n_rows: int, dim: int, n_queries: int, n_sources: int, interpreted: bool = INTERPRETED
+) -> Tile:
     """A warp a row where rows suffice; fewer columns a thread where there are more queries."""
     columns = triton.next_power_of_2(dim)
     if interpreted:
         return _few_programs(n_rows, min(columns, 1024))
     per_thread = max(1, min(16, 64 // triton.next_power_of_2(n_queries)))
     columns = min(columns, 32 * min(per_thread, 8))
-    rows = min(64, 128 * per_thread // columns, triton.next_power_of_2(triton.cdiv(n_rows, 128)))
+    rows = min(
+        64,
+        128 * per_thread // columns,
+        1024 // triton.next_power_of_2(n_sources),
+        triton.next_power_of_2(triton.cdiv(n_rows, 128)),
+    )
     return Tile(max(1, rows), columns, max(1, min(4, rows * columns // (32 * per_thread))))
 
 
@@ -199,7 +213,8 @@ def _options(tensors: Sequence[Tensor | None], tile: Tile, given: Given | None) 
 
 
 def _sizes(n_queries: int, n_sources: int) -> dict[str, int]:
-    return {"Q": n_queries, "BS": triton.next_power_of_2(n_sources)}
+    unroll = UNROLL if n_queries == 1 else 1
+    return {"Q": n_queries, "BS": triton.next_power_of_2(n_sources), "UNROLL": unroll}
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

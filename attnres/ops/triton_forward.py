@@ -90,6 +90,7 @@ def forward_sweeps(
     ALIGN: tl.constexpr,
     DTYPE: tl.constexpr,
     HAS_GIVEN: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """All logits of BR tokens in a first sweep over their sources, the mixes in a second."""
     o_R = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)  # [BR]
@@ -99,7 +100,7 @@ def forward_sweeps(
         b_dots = ()
         for _ in tl.static_range(Q):
             b_dots = b_dots + (tl.zeros([BR, BC], tl.float32),)
-        for start in tl.range(0, DIM, BC, loop_unroll_factor=4):
+        for start in tl.range(0, DIM, BC, loop_unroll_factor=UNROLL):
             o_D = start + tl.arange(0, BC)  # [BC]
             m_RD = m_R[:, None] & (o_D < DIM)[None, :]
             b_value = read(p_table, i, o_R, o_D, m_RD, ALIGN, DTYPE).to(tl.float32)  # [BR, BC]
@@ -149,8 +150,8 @@ def forward_sweeps(
             b_more = ()
             for q in tl.static_range(Q):
                 o_logit = (q * n_rows + o_R) * n_sources + i
-                b_logit = tl.load(p_logits + o_logit, mask=m_R, other=0.0)
-                b_weight = tl.exp(b_logit - b_maxima[q])[:, None]  # [BR, 1]
+                b_one = tl.load(p_logits + o_logit, mask=m_R, other=0.0)  # [BR]
+                b_weight = tl.exp(b_one - b_maxima[q])[:, None]
                 b_more = b_more + (b_mixes[q] + b_weight * b_value,)
             b_mixes = b_more
         for q in tl.static_range(Q):
