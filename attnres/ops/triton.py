@@ -46,10 +46,11 @@ def forward(
     n_rows = lead.numel()
     if n_rows > 0:
         tensors = [_as_rows(source) for source in sources]
+        align = _alignment(tensors)
         inputs = (folded_QD.contiguous(), *_contiguous(given))
         outputs = (mix_QD, lse_Q, rstd_S, logits_QS)
         with _on(first.device):
-            table = _table(_places(tensors), first.device)
+            table = _table(_places(tensors, align), first.device)
             arguments = (table, *inputs, *outputs, n_rows, n_sources, eps)
             online = n_queries == 1 and dim <= MAX_ONLINE_DIM
             tile = (
@@ -60,7 +61,7 @@ def forward(
             sizes = {} if online else _sizes(n_queries, n_sources)
             kernel = forward_online if online else forward_sweeps
             grid = (triton.cdiv(n_rows, tile.rows),)
-            kernel[grid](*arguments, **_options(tensors, tile, given), **sizes)
+            kernel[grid](*arguments, **_options(first, tile, align, given), **sizes)
     return ReadResult(mix_QD, lse_Q, (rstd_S, logits_QS))
 
 
@@ -82,7 +83,7 @@ def backward(
         else tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
     )
     tile = sweep_tile(n_rows, dim, n_queries, n_sources)
-    n_programs = min(triton.cdiv(n_rows, tile.rows), _max_programs(first.device))
+    n_programs = min(triton.cdiv(n_rows, tile.rows), _max_programs(first.device, n_queries))
     part_QD = folded_QD.new_zeros(n_programs, *folded_QD.shape) if needs_folded else None
     if n_rows > 0:
         values = [_as_rows(source) for source in sources]
@@ -93,12 +94,13 @@ def backward(
             n_programs, tile.rows, (2 * n_queries + 1) * n_sources + n_queries
         )
         tensors = [*values, *mixes, *buffers]
+        align = _alignment(tensors)
         with _on(first.device):
-            table = _table([*_places(tensors), *map(int, into.accumulate)], first.device)
+            table = _table([*_places(tensors, align), *map(int, into.accumulate)], first.device)
             backward_tiles[(n_programs,)](
                 *(table, folded_QD.contiguous(), *_contiguous(given), *saved, lse_gradient_Q),
                 *(scratch, part_QD, mix_QD, lse_Q, n_rows, n_sources),
-                **_options(tensors, tile, given),
+                **_options(first, tile, align, given),
                 **_sizes(n_queries, n_sources),
                 HAS_LSE_GRADIENT=lse_gradient_Q is not None,
                 NEEDS_FOLDED=needs_folded,
@@ -123,8 +125,8 @@ def sweep_tile(
     columns = triton.next_power_of_2(dim)
     if interpreted:
         return _few_programs(n_rows, min(columns, 1024))
-    per_thread = max(1, min(16, 64 // triton.next_power_of_2(n_queries)))
-    columns = min(columns, 32 * min(per_thread, 8))
+    per_thread = max(1, min(8, 64 // triton.next_power_of_2(n_queries)))
+    columns = min(columns, 32 * per_thread)
     rows = min(
         64,
         128 * per_thread // columns,
@@ -181,9 +183,17 @@ def _contiguous(given: Given | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if given is None else (given.mix_QD.contiguous(), given.lse_Q.contiguous())
 
 
-def _places(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Address and row stride of each; the address 0 is no tensor."""
-    places = [(0, 0) if x is None else (x.data_ptr(), x.stride(0)) for x in tensors]
+def _alignment(tensors: Sequence[Tensor | None]) -> int:
+    """Elements in 16 bytes, if every row begins at a multiple of 16 bytes; else 1."""
+    for x in tensors:
+        if x is not None and (x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16):
+            return 1
+    return 16 // next(x.element_size() for x in tensors if x is not None)
+
+
+def _places(tensors: Sequence[Tensor | None], align: int) -> list[int]:
+    """Address and row stride of each, as the table has them."""
+    places = [(0, 0) if x is None else (x.data_ptr(), x.stride(0) // align) for x in tensors]
     return [word for place in places for word in place]
 
 
@@ -196,15 +206,12 @@ def _table(words: Sequence[int], device: torch.device) -> Tensor:
     return table
 
 
-def _options(tensors: Sequence[Tensor | None], tile: Tile, given: Given | None) -> dict[str, Any]:
-    there = [x for x in tensors if x is not None]
-    first, size = there[0], there[0].element_size()
-    aligned = all(x.data_ptr() % 16 == 0 and x.stride(0) * size % 16 == 0 for x in there)
+def _options(first: Tensor, tile: Tile, align: int, given: Given | None) -> dict[str, Any]:
     return {
         "DIM": first.shape[-1],
         "BR": tile.rows,
         "BC": tile.columns,
-        "ALIGN": 16 // size if aligned else 1,
+        "ALIGN": align,
         "DTYPE": DTYPES[first.dtype],
         "HAS_GIVEN": given is not None,
         "num_warps": tile.warps,
@@ -223,8 +230,9 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 @cache
-def _max_programs(device: torch.device) -> int:
-    """A few programs a multiprocessor; each has its own part of du."""
+def _max_programs(device: torch.device, n_queries: int) -> int:
+    """As many as run at once, since each has its own part of du."""
     if device.type != "cuda":
         return 2
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+    at_once = 8 if n_queries == 1 else 4 if n_queries <= 4 else 2
+    return at_once * torch.cuda.get_device_properties(device).multi_processor_count

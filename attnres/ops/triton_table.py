@@ -3,8 +3,9 @@
 Letters of all Triton files: `p_` pointer, `b_` registers, `o_` offset, `m_` mask, `i_` program
 index; a tile has BR rows (tokens) and BC columns, a vector over sources has BS elements.
 
-The table is int64: of each tensor the address, 0 for none, and the row stride in elements. ALIGN
-divides all row strides where every row begins at a multiple of 16 bytes, and is 1 otherwise.
+The table is int64: of each tensor the address, 0 for none, and the row stride in units of ALIGN
+elements. ALIGN elements are 16 bytes where every row begins at a multiple of 16 bytes, so that wide
+loads are possible, and one element otherwise.
 """
 
 # pyright: reportInvalidTypeForm=false, reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -101,11 +102,10 @@ def by_row(number, o_R):
 def rows(p_table, i, o_R, ALIGN: tl.constexpr, DTYPE: tl.constexpr):
     """Pointers to the rows of tensor i of the table, and whether it is there."""
     address = tl.load(p_table + 2 * i)
-    stride = tl.load(p_table + 2 * i + 1)
+    stride = tl.load(p_table + 2 * i + 1) * ALIGN  # a hint at a load is lost where it is hoisted
     p_tensor = address.to(tl.pointer_type(DTYPE))
     if ALIGN > 1:
         p_tensor = tl.multiple_of(p_tensor, 16)
-        stride = tl.multiple_of(stride, ALIGN)
     return (p_tensor + o_R * stride)[:, None], by_row(address, o_R) != 0  # each [BR, 1]
 
 
