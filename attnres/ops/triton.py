@@ -20,7 +20,7 @@ from attnres.ops.triton_table import WORDS, fill_table
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 INTERPRETED = not isinstance(fill_table, triton.JITFunction)
-MAX_QUERIES = 64  # every query has registers of its own
+MAX_QUERIES = 32  # every query has registers of its own
 UNROLL = 2  # loads of a lone query's products that are under way together
 MAX_ONLINE_DIM = 16384  # a program of 16 warps keeps so wide a mix and a source in registers
 
@@ -102,6 +102,7 @@ def backward(
                 *(scratch, part_QD, mix_QD, lse_Q, n_rows, n_sources),
                 **_options(first, tile, align, given),
                 **_sizes(n_queries, n_sources),
+                **_register_limit(n_queries, align),
                 HAS_LSE_GRADIENT=lse_gradient_Q is not None,
                 NEEDS_FOLDED=needs_folded,
             )
@@ -125,7 +126,10 @@ def sweep_tile(
     columns = triton.next_power_of_2(dim)
     if interpreted:
         return _few_programs(n_rows, min(columns, 1024))
-    per_thread = max(1, min(8, 64 // triton.next_power_of_2(n_queries)))
+    registers = (
+        64 if dim % 16 == 0 else 32
+    )  # of a thread for all queries; rows at odd places need more
+    per_thread = max(1, min(8, registers // triton.next_power_of_2(n_queries)))
     columns = min(columns, 32 * per_thread)
     rows = min(
         64,
@@ -229,10 +233,17 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def _register_limit(n_queries: int, align: int) -> dict[str, int]:
+    """For the backward on NVIDIA: left to itself, ptxas spills for the sake of occupancy."""
+    if torch.version.hip is not None:
+        return {}
+    return {"maxnreg": 255 if n_queries > 4 else 96 if n_queries == 1 and align > 1 else 168}
+
+
 @cache
 def _max_programs(device: torch.device, n_queries: int) -> int:
-    """As many as run at once, since each has its own part of du."""
+    """As many as have registers at once, since each has its own part of du."""
     if device.type != "cuda":
         return 2
-    at_once = 8 if n_queries == 1 else 4 if n_queries <= 4 else 2
+    at_once = 5 if n_queries == 1 else 3 if n_queries <= 4 else 2
     return at_once * torch.cuda.get_device_properties(device).multi_processor_count
