@@ -5,7 +5,7 @@ queries, of every source and of what is given.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from error_budget import EPS, assert_as_good_as
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from attnres.ops import reference
 from attnres.ops.kernel import Given, Kernel, SourceGradients, Upstream
-from attnres.ops.precision import compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,9 +178,9 @@ def _as_rows(tensor: Tensor) -> Tensor:
 def _copy_back(rows: Sequence[Tensor | None], buffers: Sequence[Tensor | None]) -> None:
     """To a buffer that has no view as rows goes what its copy was given."""
     for rows_RD, buffer_D in zip(rows, buffers, strict=True):
-        if rows_RD is not None and buffer_D is not None:
-            if rows_RD.data_ptr() != buffer_D.data_ptr():
-                buffer_D.copy_(rows_RD.view(buffer_D.shape))
+        if rows_RD is None or buffer_D is None or rows_RD.data_ptr() == buffer_D.data_ptr():
+            continue
+        buffer_D.copy_(rows_RD.view(buffer_D.shape))
 
 
 def _contiguous(given: Given | None) -> tuple[Tensor | None, Tensor | None]:
