@@ -158,9 +158,12 @@ def assert_kernel_within_budget(
     plain = run_reference(case, eps, accumulate)
     exact = run_reference(case.to(torch.float64, case.folded_QD.device), eps, accumulate)
     _assert_nothing_is_missing(case, actual, needed, needs_folded)
-    together = [_stack_sources({name: x[name] for name in actual}) for x in (actual, plain, exact)]
-    for name in together[0]:
-        assert_as_good_as(*(tensors[name] for tensors in together), name)
+    actual_S, plain_S, exact_S = (
+        _stack_sources({name: tensors[name] for name in actual})
+        for tensors in (actual, plain, exact)
+    )
+    for name in exact_S:
+        assert_as_good_as(actual_S[name], plain_S[name], exact_S[name], name)
     return actual
 
 

@@ -60,8 +60,8 @@ def forward(
             )
             sizes = {} if online else _sizes(n_queries, n_sources)
             kernel = forward_online if online else forward_sweeps
-            grid = (triton.cdiv(n_rows, tile.rows),)
-            kernel[grid](*arguments, **_options(first, tile, align, given), **sizes)
+            n_programs = triton.cdiv(n_rows, tile.rows)
+            _launch(kernel, n_programs, *arguments, **_options(first, tile, align, given), **sizes)
     return ReadResult(mix_QD, lse_Q, (rstd_S, logits_QS))
 
 
@@ -97,7 +97,9 @@ def backward(
         align = _alignment(tensors)
         with _on(first.device):
             table = _table([*_places(tensors, align), *map(int, into.accumulate)], first.device)
-            backward_tiles[(n_programs,)](
+            _launch(
+                backward_tiles,
+                n_programs,
                 *(table, folded_QD.contiguous(), *_contiguous(given), *saved, lse_gradient_Q),
                 *(scratch, part_QD, mix_QD, lse_Q, n_rows, n_sources),
                 **_options(first, tile, align, given),
@@ -206,8 +208,12 @@ def _table(words: Sequence[int], device: torch.device) -> Tensor:
     for start in range(0, len(words), WORDS):
         part = words[start : start + WORDS]
         padded = [*part, *[0] * (WORDS - len(part))]
-        fill_table[(1,)](table[start:], len(part), *padded, num_warps=1)
+        _launch(fill_table, 1, table[start:], len(part), *padded, num_warps=1)
     return table
+
+
+def _launch(kernel: Any, n_programs: int, *arguments: Any, **options: Any) -> None:
+    kernel[(n_programs,)](*arguments, **options)
 
 
 def _options(first: Tensor, tile: Tile, align: int, given: Given | None) -> dict[str, Any]:

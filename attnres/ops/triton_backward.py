@@ -9,8 +9,6 @@ later the slope dL/dlogit / rms, then the weights, then the factor of the source
 [Q, BR], what is given . e and later its weight. The query is last, so that one address serves all.
 """
 
-# pyright: reportInvalidTypeForm=false, reportIndexIssue=false, reportOptionalMemberAccess=false
-
 import triton
 import triton.language as tl
 

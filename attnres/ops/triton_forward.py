@@ -5,8 +5,6 @@ forward_sweeps   any queries, any width: reads each source once from memory and,
                  once more from a cache, since a running mix of every query does not fit
 """
 
-# pyright: reportInvalidTypeForm=false, reportIndexIssue=false, reportOptionalMemberAccess=false
-
 import triton
 import triton.language as tl
 

@@ -8,8 +8,6 @@ elements. ALIGN elements are 16 bytes where every row begins at a multiple of 16
 loads are possible, and one element otherwise.
 """
 
-# pyright: reportInvalidTypeForm=false, reportIndexIssue=false, reportOptionalMemberAccess=false
-
 import triton
 import triton.language as tl
 
