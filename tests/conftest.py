@@ -1,4 +1,4 @@
-"""Set before torch is imported: no stale compile cache, no network."""
+"""Set before torch is imported: no stale compile cache, no network, Triton without a GPU."""
 
 import os
 
@@ -6,6 +6,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+if os.environ.get("ATTNRES_TEST_DEVICE", "cpu") == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on CPU tensors
 
 import pytest
 
