@@ -76,13 +76,15 @@ def _load_triton() -> Fused:
     return Fused(triton.kernel())
 
 
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_TRITON_DEVICES = ("cpu" if _INTERPRETED else "cuda", "meta")
 LOADERS = {
     "reference": Loader(lambda: reference, lambda _: "The definition in plain PyTorch: slow."),
     "closed_form": Loader(
         lambda: Fused(closed_form), lambda _: "Plain PyTorch on any device, for the compiler too."
     ),
     "cpu": Loader(_load_cpu, lambda fused: fused.kernel.description, ("cpu", "meta")),
-    "triton": Loader(_load_triton, lambda fused: fused.kernel.description, ("cuda", "meta")),
+    "triton": Loader(_load_triton, lambda fused: fused.kernel.description, _TRITON_DEVICES),
 }
 FASTEST = {"cpu": "cpu", "cuda": "triton"}  # by device, where it runs
 FALLBACK = "closed_form"

@@ -13,7 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnres.ops.kernel import Given, OtherGradients, ReadResult, SourceGradients, Upstream
+from attnres.ops.kernel import (
+    Given,
+    MemoryKernel,
+    OtherGradients,
+    ReadResult,
+    SourceGradients,
+    Upstream,
+)
+from attnres.ops.library import define
 from attnres.ops.triton_backward import backward_tiles
 from attnres.ops.triton_forward import forward_online, forward_sweeps
 from attnres.ops.triton_table import WORDS, fill_table
@@ -253,3 +261,33 @@ def _max_programs(device: torch.device, n_queries: int) -> int:
         return 2
     at_once = 5 if n_queries == 1 else 3 if n_queries <= 4 else 2
     return at_once * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class TritonKernel(MemoryKernel):
+    """These functions and their op."""
+
+    forward = staticmethod(forward)
+    backward = staticmethod(backward)
+
+    def __init__(self):
+        self.op = define("triton_read", self, "CPU" if INTERPRETED else "CUDA")
+
+    @property
+    def description(self) -> str:
+        where = "interpreted on the CPU" if INTERPRETED else torch.cuda.get_device_name()
+        return f"Triton {triton.__version__}, {where}."
+
+    def takes(self, x: Tensor) -> bool:
+        device = "cpu" if INTERPRETED else "cuda"
+        return type(x) is Tensor and x.device.type == device and not torch.compiler.is_compiling()
+
+
+def kernel() -> TritonKernel:
+    """The kernel with its op.
+
+    Raises:
+        RuntimeError: no GPU, and no interpreter either.
+    """
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise RuntimeError("no CUDA device was found (TRITON_INTERPRET=1 interprets on the CPU)")
+    return TritonKernel()
