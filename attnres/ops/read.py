@@ -128,7 +128,7 @@ def _open_owners(ctx: Any) -> list[Any | None]:
     """Whose buffer is filled; a source that is given twice fills it once."""
     owners: list[Any | None] = []
     for owner, needed in zip(ctx.owners, ctx.needs_input_grad[5:], strict=True):
-        fills = needed and ctx.needs_input_grad[1] and gradient_sink.is_open(owner)
+        fills = needed and gradient_sink.is_open(owner)
         owners.append(owner if fills and owner not in owners else None)
     return owners
 
