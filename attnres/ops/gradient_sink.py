@@ -39,10 +39,15 @@ class _Owner(torch.autograd.Function):
             return gradient
         return buffer if gradient is None else buffer.add_(gradient)
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (tangent,) = tangents
+        return tangent.view_as(tangent)
+
 
 def own(source: Tensor) -> Tensor:
     """The same source, whose readers share one gradient buffer."""
-    if not torch.is_grad_enabled() or not source.requires_grad or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or not source.requires_grad or _is_transformed():
         return source
     owned = _Owner.apply(source)
     node = owned.grad_fn
@@ -56,7 +61,7 @@ def own(source: Tensor) -> Tensor:
 
 def witness(sources: Sequence[Tensor]) -> Tensor | None:
     """An input for readers of owned sources, by which they know a backward that is restricted."""
-    if torch.compiler.is_compiling() or all(owner_of(source) is None for source in sources):
+    if _is_transformed() or all(owner_of(source) is None for source in sources):
         return None
     return _WITNESS
 
@@ -86,6 +91,11 @@ def buffer_of(owner: Any, like: Tensor) -> tuple[Tensor, bool]:
     buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
     owner.buffers[run] = buffer  # beside those of other threads
     return buffer, False
+
+
+def _is_transformed() -> bool:
+    """Under the compiler or torch.func, which take a function apart."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def _hooks_by(register: Callable[[Callable[..., None]], Any]) -> dict[int, Any]:

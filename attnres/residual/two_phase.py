@@ -43,8 +43,10 @@ class Group(NamedTuple):
 class TwoPhase(AttendsOverDepth[TwoPhaseState]):
     """`AttnRes` by other reads: the same parameters, state dict and function, to rounding.
 
-    The mixes of phase 1 are stored in the dtype of the sources, so in bfloat16 they round once
-    more, and they are saved for the backward, one a reader, where `AttnRes` saves scalars.
+    The mixes of phase 1 are saved for the backward, one a reader, where `AttnRes` saves scalars.
+    They are stored in the dtype of the sources, so that bfloat16 rounds them once more: after 24
+    sublayers of width 512, Full or in 8 blocks, with queries of deviation 0 or 0.05, the output
+    errs 1.03 to 1.09 times as much as that of `AttnRes`, and gradients 0.82 to 1.05 times (CPU).
 
     Args:
         dim, layout, eps, impl, share_gradients: as in `AttnRes`.

@@ -1,6 +1,7 @@
 """Two phases give what one gives, for every layout and every group of readers."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +10,20 @@ from implementations import IMPLEMENTATIONS
 from torch import Tensor, nn
 
 from attnres import AttnRes, BlockLayout
-from attnres.residual import AttnResConfig, DepthReader, TwoPhase, TwoPhaseConfig, depth_reader
+from attnres.residual import (
+    AttnResConfig,
+    DepthReader,
+    Residual,
+    TwoPhase,
+    TwoPhaseConfig,
+    depth_reader,
+)
 from attnres.residual import two_phase as module
 from attnres.residual.two_phase import Group, groups
 
 DIM = 8
 Tensors = dict[str, Tensor]
-Method = AttnRes | TwoPhase
+Method = Residual[Any]
 
 
 def _layouts(n_sublayers: int) -> list[BlockLayout]:
@@ -100,8 +108,8 @@ def test_rounding_is_within_the_budget_of_one_phase(layout, readers_per_group, d
     actual = _forward_backward(TwoPhase(DIM, layout, readers_per_group), dtype)
     for group in ("input", "scale", "embed", "out", "query", "key_weight"):
         names = [name for name in exact if group in name]
-        together = [torch.stack([x[name] for name in names]) for x in (actual, plain, exact)]
-        assert_as_good_as(*together, group)
+        errors = (torch.stack([x[name] for name in names]) for x in (actual, plain, exact))
+        assert_as_good_as(*errors, name=group)
 
 
 def test_the_groups_of_blocks_are_their_readers_and_the_output_read_is_of_the_last():
@@ -193,18 +201,19 @@ def test_a_checkpoint_of_one_loads_in_the_other(settings):
 @pytest.mark.parametrize("readers_per_group", [None, 4])
 def test_weights_are_those_of_one_phase(readers_per_group):
     layout = BlockLayout.of(7, sublayers_per_block=3)
-    one, two = _random(AttnRes(DIM, layout)), TwoPhase(DIM, layout, readers_per_group)
+    one: Method = _random(AttnRes(DIM, layout))
+    two: Method = TwoPhase(DIM, layout, readers_per_group)
     two.load_state_dict(one.state_dict())
     embed_TD, outs = torch.randn(2, DIM), torch.randn(7, 2, DIM)
     first, second = one.start(embed_TD), two.start(embed_TD)
     for depth in range(7):
-        assert torch.equal(two.weights(second, depth), one.weights(first, depth))  # type: ignore
-        assert torch.equal(two.stream(second), one.stream(first))  # type: ignore[arg-type]
-        _, second = two.read(second, depth)  # type: ignore[arg-type]
-        assert torch.equal(two.weights(second, depth), one.weights(first, depth))  # type: ignore
-        first = one.write(first, depth, outs[depth])  # type: ignore[arg-type]
+        assert torch.equal(two.weights(second, depth), one.weights(first, depth))
+        assert torch.equal(two.stream(second), one.stream(first))
+        _, second = two.read(second, depth)
+        assert torch.equal(two.weights(second, depth), one.weights(first, depth))
+        first = one.write(first, depth, outs[depth])
         second = two.write(second, depth, outs[depth])
-    assert torch.equal(two.weights(second, 7), one.weights(first, 7))  # type: ignore[arg-type]
+    assert torch.equal(two.weights(second, 7), one.weights(first, 7))
 
 
 def test_a_finished_source_is_read_once_for_a_group_and_a_fresh_block_takes_its_mix(monkeypatch):
@@ -247,23 +256,20 @@ def test_the_state_holds_one_mix_a_reader_still_to_come():
 def test_a_sublayer_may_be_skipped_and_a_read_repeated(skipped):
     """Dropped layers write without having read; who reads twice gets the same."""
     layout = BlockLayout((2, 3, 2))
-    one, two = _random(AttnRes(DIM, layout)).double(), TwoPhase(DIM, layout).double()
+    one: Method = _random(AttnRes(DIM, layout)).double()
+    two: Method = TwoPhase(DIM, layout).double()
     two.load_state_dict(one.state_dict())
     outs = torch.randn(7, 2, DIM, dtype=torch.float64)
-    first = second = None
+    first, second = one.start(outs[0]), two.start(outs[0])
     for depth in range(7):
-        first = one.start(outs[0]) if first is None else first
-        second = two.start(outs[0]) if second is None else second
         if depth != skipped:
-            expected, first = one.read(first, depth)  # type: ignore[arg-type]
+            expected, first = one.read(first, depth)
             for _ in range(2):
-                h_TD, second = two.read(second, depth)  # type: ignore[arg-type]
+                h_TD, second = two.read(second, depth)
                 torch.testing.assert_close(h_TD, expected, atol=1e-12, rtol=1e-12)
-        first = one.write(first, depth, outs[depth])  # type: ignore[arg-type]
-        second = two.write(second, depth, outs[depth])  # type: ignore[arg-type]
-    assert first is not None
-    assert second is not None
-    expected = one.finish(first)  # type: ignore[arg-type]
+        first = one.write(first, depth, outs[depth])
+        second = two.write(second, depth, outs[depth])
+    expected = one.finish(first)
     torch.testing.assert_close(two.finish(second), expected, atol=1e-12, rtol=1e-12)
 
 
