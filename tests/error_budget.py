@@ -59,14 +59,14 @@ def forward_backward(read: Read, impl: str, eps: float = EPS) -> dict[str, Tenso
 
 def assert_within_budget(read: Read, impl: str, eps: float = EPS) -> None:
     """Mix and every gradient of `impl` are as good as those of the reference."""
-    actual = _stack_sources(forward_backward(read, impl, eps))
-    plain = _stack_sources(forward_backward(read, "reference", eps))
-    exact = _stack_sources(forward_backward(read.to(torch.float64), "reference", eps))
+    actual = stack_sources(forward_backward(read, impl, eps))
+    plain = stack_sources(forward_backward(read, "reference", eps))
+    exact = stack_sources(forward_backward(read.to(torch.float64), "reference", eps))
     for name in exact:
         assert_as_good_as(actual[name], plain[name], exact[name], name)
 
 
-def _stack_sources(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def stack_sources(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """All sources share one budget: among 187 luck of rounding decides which one errs most."""
     names = [name for name in tensors if name.startswith("source ")]
     others = {name: tensor for name, tensor in tensors.items() if name not in names}

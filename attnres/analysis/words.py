@@ -167,15 +167,20 @@ def _last_list(run: Run, key: str) -> np.ndarray:
 def _method_words(run: Run) -> str:
     if run.method == "standard":
         return "Each sublayer reads one running sum and adds its output to it."
-    if run.method != "attn_res":
+    if run.method not in ("attn_res", "two_phase"):
         return ""
     reads = "the embedding and the output of every sublayer before it"
     if run.block_ends:
         reads = "the embedding, the sum of each finished block and the sum so far of its own"
-    return (
+    words = (
         f"Before each sublayer, a learned query weighs {reads}; "
         "the sublayer reads their weighted mean."
     )
+    if run.method == "two_phase":
+        words += (
+            " What is finished is read once for several sublayers; the model is that of attn_res."
+        )
+    return words
 
 
 def _model_words(runs: Sequence[Run]) -> str:

@@ -6,7 +6,9 @@ from attnres.ops.depth_attention import (
     depth_attention_queries,
     depth_weights,
     merge,
+    split_queries,
 )
+from attnres.ops.gradient_sink import own
 
 __all__ = [
     "backends",
@@ -15,4 +17,6 @@ __all__ = [
     "depth_weights",
     "fastest_impl",
     "merge",
+    "own",
+    "split_queries",
 ]

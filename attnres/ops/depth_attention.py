@@ -24,7 +24,8 @@ def depth_attention(
     """Mix the sources of every token by attention over depth (arXiv:2603.15031, eqs. 2-4).
 
     Nothing is assumed of the leading axes: a token may be a word, an image patch or a graph node.
-    Strides are read as they are; only rows whose numbers are not side by side are copied.
+    Strides are read as they are; a source is copied only where its rows have no one distance from
+    each other, or its numbers are not side by side.
 
     Args:
         query_D: learned query, the same for every token.

@@ -10,15 +10,16 @@ with `retain_grad`, in a backward restricted to some inputs, under `create_graph
 """
 
 import weakref
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 # A leaf that nobody asks a gradient of by name: a backward restricted to some inputs leaves it out.
 _WITNESS = torch.zeros(0, requires_grad=True)
+_WITNESS_NODE = get_gradient_edge(_WITNESS).node  # held, since a leaf lets go of an unused one
 
 
 class _Owner(torch.autograd.Function):
@@ -38,26 +39,29 @@ class _Owner(torch.autograd.Function):
             return gradient
         return buffer if gradient is None else buffer.add_(gradient)
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (tangent,) = tangents
+        return tangent.view_as(tangent)
+
 
 def own(source: Tensor) -> Tensor:
     """The same source, whose readers share one gradient buffer."""
-    if not torch.is_grad_enabled() or not source.requires_grad or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or not source.requires_grad or _is_transformed():
         return source
     owned = _Owner.apply(source)
     node = owned.grad_fn
     node.source = weakref.ref(owned)
-    node.hooks = owned._backward_hooks = OrderedDict()
-    owned._register_hook_dict()
-    handle = node.register_prehook(lambda gradients: None)
-    node.prehooks = handle.hooks_dict_ref()
-    handle.remove()
+    node.hooks = [
+        _hooks_by(register)
+        for register in (owned.register_hook, node.register_prehook, node.register_hook)
+    ]
     return owned
 
 
 def witness(sources: Sequence[Tensor]) -> Tensor | None:
-    """An input for readers of owned sources: whether a backward asks for its gradient tells them
-    whether it asks for every gradient."""
-    if torch.compiler.is_compiling() or all(owner_of(source) is None for source in sources):
+    """An input for readers of owned sources, by which they know a backward that is restricted."""
+    if _is_transformed() or all(owner_of(source) is None for source in sources):
         return None
     return _WITNESS
 
@@ -69,8 +73,10 @@ def owner_of(source: Tensor) -> Any | None:
 
 
 def is_open(owner: Any | None) -> bool:
-    """Whether a buffer would be seen by its owner alone."""
-    if owner is None or owner.hooks or owner.prehooks:
+    """Whether, in this backward, a buffer would be seen by its owner alone."""
+    if owner is None or any(owner.hooks):
+        return False
+    if not torch._C._will_engine_execute_node(_WITNESS_NODE):  # type: ignore[attr-defined]
         return False
     source = owner.source()
     return source is None or not source.retains_grad
@@ -82,8 +88,22 @@ def buffer_of(owner: Any, like: Tensor) -> tuple[Tensor, bool]:
     buffer = owner.buffers.get(run)
     if buffer is not None:
         return buffer, True
-    owner.buffers = {run: torch.empty_like(like, memory_format=torch.contiguous_format)}
-    return owner.buffers[run], False
+    buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+    owner.buffers[run] = buffer  # beside those of other threads
+    return buffer, False
+
+
+def _is_transformed() -> bool:
+    """Under the compiler or torch.func, which take a function apart."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _hooks_by(register: Callable[[Callable[..., None]], Any]) -> dict[int, Any]:
+    """The dict in which a tensor or a node keeps the hooks that are registered so."""
+    handle = register(lambda *_: None)
+    hooks = handle.hooks_dict_ref()
+    handle.remove()
+    return hooks
 
 
 def _backward_run() -> int:

@@ -128,7 +128,7 @@ def _open_owners(ctx: Any) -> list[Any | None]:
     """Whose buffer is filled; a source that is given twice fills it once."""
     owners: list[Any | None] = []
     for owner, needed in zip(ctx.owners, ctx.needs_input_grad[5:], strict=True):
-        fills = needed and ctx.needs_input_grad[1] and gradient_sink.is_open(owner)
+        fills = needed and gradient_sink.is_open(owner)
         owners.append(owner if fills and owner not in owners else None)
     return owners
 
@@ -143,13 +143,17 @@ def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) ->
     tensors = [folded_QD, *(given or (None, None)), *sources]
     with torch.enable_grad():
         # aliases, because a tensor that is given twice has two gradients
-        aliases = [x if x is None else x.view_as(x) for x in tensors]
+        aliases: list[Any] = [x if x is None else x.view_as(x) for x in tensors]
         outputs = _by_reference(ctx.plan, *aliases)
         pairs = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
         needed = ctx.needs_input_grad[2:]
         wanted = [x for x, n in zip(aliases, needed, strict=True) if n]
         found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True
+            [o for o, _ in pairs],
+            wanted,
+            [g for _, g in pairs],
+            create_graph=True,
+            allow_unused=True,  # no lse depends on the mix that was given
         )
     gradients = iter(found)
     return None, None, *(next(gradients) if n else None for n in needed)
@@ -163,8 +167,8 @@ def _by_reference(
         mix_QD, lse_Q = reference.depth_attention_queries(folded_QD, values, ones_QD, plan.eps)
     else:
         merged = [
-            reference.merge(*given, values, folded_D, ones_D, plan.eps)
-            for *given, folded_D, ones_D in zip(mix_QD, lse_Q, folded_QD, ones_QD, strict=True)
+            reference.merge(mix_D, lse, values, folded_D, ones_D, plan.eps)
+            for mix_D, lse, folded_D, ones_D in zip(mix_QD, lse_Q, folded_QD, ones_QD, strict=True)
         ]
         mix_QD, lse_Q = (torch.stack(parts) for parts in zip(*merged, strict=True))
     return lse_Q, *_split(plan, mix_QD)

@@ -1,6 +1,6 @@
 """How sublayers are joined over depth: one file a method."""
 
-from attnres.residual.attn_res import AttnRes, AttnResConfig, DepthReader, DepthState
+from attnres.residual.attn_res import AttnRes, AttnResConfig, DepthState
 from attnres.residual.base import Residual
 from attnres.residual.config import (
     RESIDUALS,
@@ -10,7 +10,9 @@ from attnres.residual.config import (
     residual_from_json,
     residual_to_json,
 )
+from attnres.residual.depth_reader import DepthReader
 from attnres.residual.standard import Standard, StandardConfig
+from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState
 
 __all__ = [
     "RESIDUALS",
@@ -22,6 +24,9 @@ __all__ = [
     "ResidualConfig",
     "Standard",
     "StandardConfig",
+    "TwoPhase",
+    "TwoPhaseConfig",
+    "TwoPhaseState",
     "format_residual",
     "parse_residual",
     "residual_from_json",

@@ -40,8 +40,8 @@ def check_output(out_BTD: Tensor, like_BTD: Tensor, depth: int) -> None:
 class Residual(nn.Module, ABC, Generic[State]):
     """Abstract; every method is a final class.
 
-    BTD stands for any leading shape and the model width. All tensors of a state have the dtype of
-    the embedding: a sublayer's output is cast to it when it is written.
+    BTD stands for any leading shape and the model width. All tensors BTD of a state have the dtype
+    of the embedding: a sublayer's output is cast to it when it is written.
     """
 
     n_sublayers: int

@@ -11,11 +11,13 @@ from typing import Any
 from attnres.layout import UNITS_IN_WORDS
 from attnres.residual.attn_res import AttnResConfig
 from attnres.residual.standard import StandardConfig
+from attnres.residual.two_phase import TwoPhaseConfig
 
-ResidualConfig = StandardConfig | AttnResConfig
+ResidualConfig = StandardConfig | AttnResConfig | TwoPhaseConfig
 RESIDUALS: dict[str, type[ResidualConfig]] = {
     "standard": StandardConfig,
     "attn_res": AttnResConfig,
+    "two_phase": TwoPhaseConfig,
 }
 
 

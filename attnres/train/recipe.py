@@ -37,7 +37,8 @@ class ModelConfig:
     init_std: float = 0.02  # standard deviation of fresh weights, at most 1
     tie_embeddings: bool = True  # embedding and head share their weights
     residual: ResidualConfig = field(default_factory=StandardConfig)
-    """standard, attn_res (Full), attn_res:n_blocks=8 or attn_res:layers_per_block=2"""
+    """standard, attn_res (Full), attn_res:n_blocks=8, attn_res:layers_per_block=2 or
+    two_phase:n_blocks=8, the same model with finished blocks read once for many sublayers"""
 
     def __post_init__(self):
         _check_counts(self)

@@ -5,6 +5,7 @@ import pytest
 
 from attnres.analysis import words
 from attnres.analysis.runs import load_run, load_runs
+from attnres.residual import RESIDUALS
 
 
 def trend(make, folder, **kwargs):
@@ -78,6 +79,16 @@ def test_model_data_and_length_are_said(folder):
     assert "2.61 million parameters" in model
     assert "100 steps of 16 sequences of 256 tokens, 0.41 million tokens" in training
     assert "Data: corpus plays." in training
+
+
+def test_every_method_is_said_in_a_sentence(make, tmp_path):
+    for method in RESIDUALS:
+        make.run(tmp_path, method, method=method, sizes=[] if method == "standard" else make.blocks)
+    said = dict(words.methods(load_runs(tmp_path)))
+    assert all(said.values())
+    two_phases = said["two_phase, 4 blocks of 3"]
+    assert two_phases.startswith(said["attn_res, 4 blocks of 3"])
+    assert two_phases.endswith("read once for several sublayers; the model is that of attn_res.")
 
 
 def test_one_seed_is_said_to_show_no_noise(folder):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny_models import FAMILIES, assert_same, build, gradients, tokens
+from tiny_models import FAMILIES, RESIDUALS, assert_same, build, gradients, tokens
 
 
 def count_calls(model) -> Counter:
@@ -25,7 +25,7 @@ def step(model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("residual", ["standard", "full", "block"])
+@pytest.mark.parametrize("residual", RESIDUALS)
 @pytest.mark.parametrize("enable", ["activation", "gradient"])
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_each_sublayer_runs_twice_and_no_number_changes(family, residual, enable):

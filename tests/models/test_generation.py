@@ -9,7 +9,7 @@ from transformers import DynamicCache
 models = pytest.mark.parametrize(
     ("family", "residual"),
     [(family, residual) for family in FAMILIES for residual in ("full", "block")]
-    + [("llama", "standard")],
+    + [("llama", "standard"), ("llama", "two phases")],
 )
 
 

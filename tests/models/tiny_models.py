@@ -26,6 +26,7 @@ RESIDUALS: dict[str, dict[str, Any]] = {
     "standard": {"method": "standard"},
     "full": {"method": "attn_res"},
     "block": {"method": "attn_res", "sublayers_per_block": 3},  # closes inside a layer
+    "two phases": {"method": "two_phase", "sublayers_per_block": 3},
 }
 
 

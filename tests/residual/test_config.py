@@ -9,6 +9,7 @@ from attnres import AttnRes, BlockLayout, Standard
 from attnres.residual import (
     AttnResConfig,
     StandardConfig,
+    TwoPhaseConfig,
     format_residual,
     parse_residual,
     residual_from_json,
@@ -21,6 +22,10 @@ TEXTS = {
     "attn_res:n_blocks=8,eps=1e-06": AttnResConfig(n_blocks=8),
     "attn_res:layers_per_block=12,eps=1e-05": AttnResConfig(layers_per_block=12, eps=1e-5),
     "attn_res:sublayers_per_block=3,eps=0.0": AttnResConfig(sublayers_per_block=3, eps=0.0),
+    "two_phase:eps=1e-06": TwoPhaseConfig(),
+    "two_phase:n_blocks=8,readers_per_group=6,eps=1e-06": TwoPhaseConfig(
+        n_blocks=8, readers_per_group=6
+    ),
 }
 every_text = pytest.mark.parametrize(("text", "config"), TEXTS.items(), ids=TEXTS)
 
@@ -54,8 +59,8 @@ def test_reading_json_does_not_change_it():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("attnres", "no residual method 'attnres'; there are: standard, attn_res"),
-        ("", "no residual method ''; there are: standard, attn_res"),
+        ("attnres", "no residual method 'attnres'; there are: standard, attn_res, two_phase"),
+        ("", "no residual method ''; there are: standard, attn_res, two_phase"),
         ("standard:eps=0", "'standard' has no setting 'eps'; it has: none"),
         ("attn_res:n_blocks", "name=value, got 'n_blocks' in 'attn_res:n_blocks'"),
         ("attn_res:n_blocks=eight", "is a number, got 'eight' in 'attn_res:n_blocks=eight'"),
@@ -72,7 +77,7 @@ def test_text_that_says_nothing_known_is_refused(text, message):
     ("data", "message"),
     [
         ({}, "no residual method None"),
-        ({"method": "mhc"}, "no residual method 'mhc'; there are: standard, attn_res"),
+        ({"method": "mhc"}, "no residual method 'mhc'; there are: standard, attn_res, two_phase"),
         ({"method": "attn_res", "span": 2}, "'attn_res' has no setting 'span'; it has: sublayers"),
     ],
 )
@@ -108,8 +113,15 @@ def test_more_blocks_than_sublayers_are_refused_where_the_model_is_built():
     ],
 )
 def test_wrong_settings_are_refused_at_once(settings, message):
-    with pytest.raises(ValueError, match=message):
-        AttnResConfig(**settings)
+    for kind in (AttnResConfig, TwoPhaseConfig):
+        with pytest.raises(ValueError, match=message):
+            kind(**settings)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
+def test_a_group_has_a_positive_number_of_readers(value):
+    with pytest.raises(ValueError, match=f"readers_per_group .* got {value!r}"):
+        TwoPhaseConfig(readers_per_group=value)
 
 
 def test_a_bare_block_size_is_refused_with_both_ways_of_counting():

@@ -19,6 +19,7 @@ from attnres.residual import (
     Residual,
     ResidualConfig,
     StandardConfig,
+    TwoPhaseConfig,
     format_residual,
 )
 
@@ -30,6 +31,10 @@ CONFIGS: list[ResidualConfig] = [
     AttnResConfig(),
     AttnResConfig(sublayers_per_block=2),
     AttnResConfig(sublayers_per_block=5),  # closes inside a layer; the last block is short
+    TwoPhaseConfig(),
+    TwoPhaseConfig(sublayers_per_block=2),
+    TwoPhaseConfig(sublayers_per_block=5),
+    TwoPhaseConfig(sublayers_per_block=2, readers_per_group=3),  # groups cut blocks
 ]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=format_residual)
 

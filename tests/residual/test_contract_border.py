@@ -5,15 +5,21 @@ import torch
 from torch import nn
 
 from attnres import AttnRes, BlockLayout, Standard
-from attnres.residual import RESIDUALS, AttnResConfig, StandardConfig
+from attnres.residual import RESIDUALS, AttnResConfig, StandardConfig, TwoPhaseConfig
 
 N_SUBLAYERS, DIM = 4, 3
-CONFIGS = [StandardConfig(), AttnResConfig(), AttnResConfig(sublayers_per_block=3)]
-every_config = pytest.mark.parametrize("config", CONFIGS, ids=["standard", "full", "block"])
+CONFIGS = {
+    "standard": StandardConfig(),
+    "full": AttnResConfig(),
+    "block": AttnResConfig(sublayers_per_block=3),
+    "two phases, full": TwoPhaseConfig(),
+    "two phases, block": TwoPhaseConfig(sublayers_per_block=3),
+}
+every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def test_every_method_is_here():
-    assert {type(config) for config in CONFIGS} == set(RESIDUALS.values())
+    assert {type(config) for config in CONFIGS.values()} == set(RESIDUALS.values())
 
 
 @every_config
@@ -99,7 +105,7 @@ def test_attn_res_needs_a_width_and_a_layout(dim, layout):
 
 
 def test_a_named_implementation_is_the_one_that_runs():
-    residual = AttnRes(DIM, BlockLayout.full(N_SUBLAYERS), impl="no_such_kernel")
+    residual = AttnRes(DIM, BlockLayout.full(N_SUBLAYERS), impl="triton")
     state = residual.write(residual.start(torch.randn(2, DIM)), 0, torch.randn(2, DIM))
-    with pytest.raises(ValueError, match="no implementation 'no_such_kernel'"):
+    with pytest.raises(ValueError, match="implementation 'triton' takes tensors on cuda"):
         residual.read(state, 1)
