@@ -46,7 +46,7 @@ def forward_online(
     else:
         b_max = tl.full([BR], float("-inf"), tl.float32)
         b_sum = tl.zeros([BR], tl.float32)
-        b_mix = tl.full([BR, BC], -0.0, tl.float32)  # the zero that alters no summand
+        b_mix = tl.zeros([BR, BC], tl.float32) * -1.0  # -0 alters no summand
     b_next = read(p_table, 0, o_R, o_D, m_RD, ALIGN, DTYPE)
     for i in range(n_sources):
         b_value = b_next.to(tl.float32)  # [BR, BC]
@@ -136,7 +136,7 @@ def forward_sweeps(
         m_RD = m_R[:, None] & (o_D < DIM)[None, :]
         b_mixes = ()
         for q in tl.static_range(Q):
-            b_mix = tl.full([BR, BC], -0.0, tl.float32)  # the zero that alters no summand
+            b_mix = tl.zeros([BR, BC], tl.float32) * -1.0  # -0 alters no summand
             if HAS_GIVEN:
                 o_given = (q * n_rows + o_R)[:, None] * DIM + o_D[None, :]
                 b_given = tl.load(p_given_mix + o_given, mask=m_RD, other=0.0).to(tl.float32)
