@@ -60,6 +60,7 @@ def forward(
             )
             sizes = {} if online else _sizes(n_queries, n_sources, align)
             kernel = forward_online if online else forward_sweeps
+            arguments += () if online else (dim,)
             n_programs = triton.cdiv(n_rows, tile.rows)
             _launch(kernel, n_programs, *arguments, **_options(first, tile, align, given), **sizes)
     return ReadResult(mix_QD, lse_Q, (rstd_S, logits_QS))
