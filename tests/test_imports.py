@@ -34,6 +34,7 @@ OPTIONAL = [
     "jinja2",
     "safetensors",
     "tensorboard",
+    "triton",
 ]
 # torch itself imports jinja2 where it is there, so only a process without it says something of it
 TAKEN_BY_TORCH = ["jinja2"]

@@ -66,8 +66,9 @@ def forward(
                 if online
                 else sweep_tile(n_rows, dim, n_queries, n_sources)
             )
-            sizes = {} if online else _sizes(n_queries, n_sources)
+            sizes = {} if online else _sizes(n_queries, n_sources, align)
             kernel = forward_online if online else forward_sweeps
+            arguments += () if online else (dim,)
             n_programs = triton.cdiv(n_rows, tile.rows)
             _launch(kernel, n_programs, *arguments, **_options(first, tile, align, given), **sizes)
     return ReadResult(mix_QD, lse_Q, (rstd_S, logits_QS))
@@ -111,8 +112,7 @@ def backward(
                 *(table, folded_QD.contiguous(), *_contiguous(given), *saved, lse_gradient_Q),
                 *(scratch, part_QD, mix_QD, lse_Q, n_rows, n_sources),
                 **_options(first, tile, align, given),
-                **_sizes(n_queries, n_sources),
-                **_register_limit(n_queries, align),
+                **_sizes(n_queries, n_sources, align),
                 HAS_LSE_GRADIENT=lse_gradient_Q is not None,
                 NEEDS_FOLDED=needs_folded,
             )
@@ -237,9 +237,10 @@ def _options(first: Tensor, tile: Tile, align: int, given: Given | None) -> dict
     }
 
 
-def _sizes(n_queries: int, n_sources: int) -> dict[str, int]:
+def _sizes(n_queries: int, n_sources: int, align: int) -> dict[str, int]:
     unroll = UNROLL if n_queries == 1 else 1
-    return {"Q": n_queries, "BS": triton.next_power_of_2(n_sources), "UNROLL": unroll}
+    sizes = {"Q": n_queries, "BS": triton.next_power_of_2(n_sources), "UNROLL": unroll}
+    return sizes | _register_limit(n_queries, align)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
@@ -248,10 +249,10 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _register_limit(n_queries: int, align: int) -> dict[str, int]:
-    """For the backward on NVIDIA: left to itself, ptxas spills for the sake of occupancy."""
+    """For NVIDIA: left to itself, ptxas spills for the sake of occupancy."""
     if torch.version.hip is not None:
         return {}
-    return {"maxnreg": 255 if n_queries > 4 else 96 if n_queries == 1 and align > 1 else 168}
+    return {"maxnreg": 255 if n_queries > 1 else 96 if align > 1 else 168}
 
 
 @cache
@@ -259,7 +260,7 @@ def _max_programs(device: torch.device, n_queries: int) -> int:
     """As many as have registers at once, since each has its own part of du."""
     if device.type != "cuda":
         return 2
-    at_once = 5 if n_queries == 1 else 3 if n_queries <= 4 else 2
+    at_once = 5 if n_queries == 1 else 2
     return at_once * torch.cuda.get_device_properties(device).multi_processor_count
 
 

@@ -46,7 +46,7 @@ def forward_online(
     else:
         b_max = tl.full([BR], float("-inf"), tl.float32)
         b_sum = tl.zeros([BR], tl.float32)
-        b_mix = tl.full([BR, BC], -0.0, tl.float32)  # the zero that alters no summand
+        b_mix = tl.zeros([BR, BC], tl.float32) * -1.0  # -0 alters no summand
     b_next = read(p_table, 0, o_R, o_D, m_RD, ALIGN, DTYPE)
     for i in range(n_sources):
         b_value = b_next.to(tl.float32)  # [BR, BC]
@@ -67,7 +67,7 @@ def forward_online(
     tl.store(p_lse + o_R, b_max + tl.log(b_sum), mask=m_R)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_sources"])
+@triton.jit(do_not_specialize=["n_rows", "n_sources", "dim"])
 def forward_sweeps(
     p_table,
     p_folded,
@@ -80,6 +80,7 @@ def forward_sweeps(
     n_rows,
     n_sources,
     eps,
+    dim,  # as DIM, but unknown to the compiler, which would unroll the loops over it
     DIM: tl.constexpr,
     Q: tl.constexpr,
     BR: tl.constexpr,
@@ -98,7 +99,7 @@ def forward_sweeps(
         b_dots = ()
         for _ in tl.static_range(Q):
             b_dots = b_dots + (tl.zeros([BR, BC], tl.float32),)
-        for start in tl.range(0, DIM, BC, loop_unroll_factor=UNROLL):
+        for start in tl.range(0, dim, BC, loop_unroll_factor=UNROLL):
             o_D = start + tl.arange(0, BC)  # [BC]
             m_RD = m_R[:, None] & (o_D < DIM)[None, :]
             b_value = read(p_table, i, o_R, o_D, m_RD, ALIGN, DTYPE).to(tl.float32)  # [BR, BC]
@@ -131,12 +132,12 @@ def forward_sweeps(
         tl.store(p_lse + q * n_rows + o_R, b_max + tl.log(b_sum), mask=m_R)
         b_maxima = b_maxima + (b_max,)
         b_scales = b_scales + (tl.div_rn(1.0, b_sum),)
-    for start in range(0, DIM, BC):
+    for start in range(0, dim, BC):
         o_D = start + tl.arange(0, BC)  # [BC]
         m_RD = m_R[:, None] & (o_D < DIM)[None, :]
         b_mixes = ()
         for q in tl.static_range(Q):
-            b_mix = tl.full([BR, BC], -0.0, tl.float32)  # the zero that alters no summand
+            b_mix = tl.zeros([BR, BC], tl.float32) * -1.0  # -0 alters no summand
             if HAS_GIVEN:
                 o_given = (q * n_rows + o_R)[:, None] * DIM + o_D[None, :]
                 b_given = tl.load(p_given_mix + o_given, mask=m_RD, other=0.0).to(tl.float32)
