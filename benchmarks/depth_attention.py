@@ -46,6 +46,7 @@ SHAPES: tuple[Shape, ...] = (
 )
 QUICK_SHAPES = ((2048, 512, 9), (1, 4096, 9))
 QUERY_SHAPES = ((512, 1024, 8), (2048, 512, 9))
+SAVED_SHAPE = (2048, 1024, 9)
 LEAST_BYTES = 1 << 20  # of all sources; fewer stay in the core's own cache, which is no floor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORWARD, BOTH = "forward", "forward + backward"
@@ -64,7 +65,7 @@ class Settings:
     compile: bool = False
     """also time torch.compile of the list form: minutes of compiling"""
     shape: tuple[Shape, ...] = ()
-    """rows, width and sources of each shape, in place of the usual ones"""
+    """rows, width and sources of each shape, in place of the usual ones of every table"""
     dtype: tuple[str, ...] = tuple(DTYPES)
     """dtypes of the sources"""
     json: Path | None = None
@@ -90,14 +91,16 @@ def main(settings: Settings) -> None:
     check_all(found, dtypes)
     check_queries(dtypes)
     rows = list(_rows(settings, found, timing))
+    usual_shapes = QUERY_SHAPES[:1] if settings.quick else QUERY_SHAPES
     queries = [
         row
-        for shape in (QUERY_SHAPES[:1] if settings.quick else QUERY_SHAPES)
+        for shape in settings.shape or usual_shapes
         for dtype in dtypes
         for row in measure_queries(shape, dtype, timing)
     ]
     print_table("12 queries at once against 12 reads", *_query_table(queries))
-    saved = [saved_bytes(contestant, dtype) for contestant in found for dtype in dtypes]
+    shape = settings.shape[-1] if settings.shape else SAVED_SHAPE
+    saved = [saved_bytes(x, dtype, shape) for x in found for dtype in dtypes]
     print_table("Saved for backward beyond the inputs", *_saved_table(saved))
     goals = goals_of(rows, queries, saved)
     print_goals(goals)
@@ -114,16 +117,16 @@ def _complete(settings: Settings) -> Settings:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.quick:
-        settings = replace(settings, rounds=min(settings.rounds, 5), row_seconds=3.0)
-    shapes = settings.shape or (QUICK_SHAPES if settings.quick else SHAPES)
-    return replace(settings, shape=shapes)
+        return replace(settings, rounds=min(settings.rounds, 5), row_seconds=3.0)
+    return settings
 
 
 def _rows(settings: Settings, found: list[Contestant], timing: Timing) -> Iterator[dict[str, Any]]:
     """Printed group by group, since all of them take long."""
+    shapes = settings.shape or (QUICK_SHAPES if settings.quick else SHAPES)
     for dtype in settings.dtype:
         for mode in (FORWARD, BOTH):
-            for shape in settings.shape:
+            for shape in shapes:
                 group = Group(shape, dtype, mode)
                 rows = _measure_group(group, found, timing)
                 print_table(_title(group, rows), *_group_table(rows))

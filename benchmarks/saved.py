@@ -6,13 +6,11 @@ import torch
 from contestants import Contestant, random_inputs
 from torch import Tensor
 
-SHAPE = (2048, 1024, 9)  # rows, width, sources
-
 
 def saved_bytes(
-    contestant: Contestant, dtype: torch.dtype, shape: tuple[int, int, int] = SHAPE
+    contestant: Contestant, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> dict[str, Any]:
-    """A row: all of it, a token's share, and in units of one source."""
+    """A row: all of it, a token's share, and in units of one source; rows, width, sources."""
     n_rows, dim, n_sources = shape
     inputs = contestant.takes(random_inputs(n_rows, dim, n_sources, dtype))
     leaves = {name: x.requires_grad_() for name, x in inputs.items()}

@@ -7,17 +7,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
+OP, STEP = "depth_attention", "train_step"
+SHAPES = ["37", "123", "5", "64", "512", "9"]
+SIZE = ["--dim", "64", "--batch", "1", "--n-tokens", "8", "--n-layers", "4", "--no-memory"]
 TINY = {
-    "depth_attention": "--quick --threads 1 --rounds 3 --shape 37 123 5 64 512 9".split(),
-    "train_step": (
-        "--threads 1 --rounds 3 --dim 64 --batch 1 --n-tokens 8 --n-layers 4 --dtype float32"
-    ).split(),
+    OP: ["--threads", "1", "--rounds", "3", "--row-seconds", "0", "--shape", *SHAPES],
+    STEP: ["--threads", "1", "--rounds", "3", "--case-seconds", "0", *SIZE, "--dtype", "float32"],
 }
 WRONG = """
 from attnres.ops.backends import LOADERS, Loader, implementation, loaded
@@ -47,10 +50,18 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_tiny(name: str, file: Path) -> tuple[str, dict]:
-    done = run([str(FOLDER / f"{name}.py"), *TINY[name], "--json", str(file)])
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(file.read_text())
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Callable[[str], tuple[str, dict]]:
+    """What a benchmark prints and writes in its smallest form, run once."""
+
+    @cache
+    def run_tiny(name: str) -> tuple[str, dict]:
+        file = tmp_path_factory.mktemp(name) / "times.json"
+        done = run([str(FOLDER / f"{name}.py"), *TINY[name], "--json", str(file)])
+        assert done.returncode == 0, done.stderr
+        return done.stdout, json.loads(file.read_text())
+
+    return run_tiny
 
 
 def check_common(name: str, output: str, result: dict) -> None:
@@ -66,9 +77,9 @@ def check_common(name: str, output: str, result: dict) -> None:
         assert goal["what"] in output
 
 
-def test_the_op_is_timed_against_the_floor_and_the_paper_form(tmp_path):
-    output, result = run_tiny("depth_attention", tmp_path / "op.json")
-    check_common("depth_attention", output, result)
+def test_the_op_is_timed_against_the_floor_and_the_paper_form(tiny):
+    output, result = tiny(OP)
+    check_common(OP, output, result)
     rows = {(*row["shape"], row["dtype"], row["mode"], row["who"]): row for row in result["rows"]}
     modes = ("forward", "forward + backward")
     for dtype in ("float32", "bfloat16"):
@@ -89,48 +100,66 @@ def test_the_op_is_timed_against_the_floor_and_the_paper_form(tmp_path):
     assert {row["mode"] for row in result["queries"]} == set(modes)
 
 
-def test_what_is_saved_for_backward_is_counted(tmp_path):
-    _, result = run_tiny("depth_attention", tmp_path / "op.json")
+def test_what_is_saved_for_backward_is_counted(tiny):
+    _, result = tiny(OP)
     saved = {row["who"]: row for row in result["saved"] if row["dtype"] == "float32"}
     assert saved["paper form, eager"]["in_sources"] > 9
     assert saved["closed_form"]["in_sources"] < 0.1
 
 
-def test_a_training_step_is_timed_whole_and_in_its_residual_path(tmp_path):
-    output, result = run_tiny("train_step", tmp_path / "step.json")
-    check_common("train_step", output, result)
+def test_a_training_step_is_timed_whole_and_in_its_residual_path(tiny):
+    output, result = tiny(STEP)
+    check_common(STEP, output, result)
     rows = {row["who"]: row for row in result["rows"]}
     assert {"attn_res, Block", "attn_res, Full"} <= set(rows)
     for row in rows.values():
         assert len(row["path"]["samples_s"]) == len(row["standard_step"]["samples_s"]) == 3
         assert row["added"][1] <= row["added"][0] <= row["added"][2]
         assert row["step_ratio"][0] > 0
-    assert {row["checkpointing"] for row in result["memory"]} == {False, True}
-    for row in result["memory"]:
-        assert row["bytes"]["allocated_bytes"] > 0
-        assert 0.5 < row["over_standard"]["allocated_bytes"] < 2
+
+
+def test_peak_memory_counts_parameters_gradients_and_activations():
+    size = {"dim": 64, "batch": 1, "dtype": "float32", "n_layers": 4, "n_tokens": 8}
+    job = {"variant": None, "size": size, "checkpointing": True, "threads": 1}
+    done = run([str(FOLDER / "peak_memory.py"), json.dumps(job)])
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    layer = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 64  # attention, MLP, norms
+    parameters = 2 * 4096 * 64 + 4 * layer + 64
+    assert 2 < measured["allocated_bytes"] / (4 * parameters) < 4
+    assert measured["resident_bytes"] > 0
 
 
 @every_benchmark
 def test_no_time_is_printed_while_an_implementation_errs(name, tmp_path):
     file = tmp_path / "times.json"
-    main = f"import tyro, {name} as b\n"
-    arguments = [*TINY[name], "--json", str(file)]
-    main += f"try: b.main(tyro.cli(b.Settings, args={arguments}))\n"
-    main += "except b.WrongError as wrong: raise SystemExit(f'refused: {wrong}')\n"
-    done = run(["-c", WRONG + main])
+    code = f"""
+import {name} as benchmark, tyro
+try:
+    benchmark.main(tyro.cli(benchmark.Settings, args={[*TINY[name], "--json", str(file)]}))
+except benchmark.WrongError as wrong:
+    raise SystemExit(f"refused: {{wrong}}")
+"""
+    done = run(["-c", WRONG + code])
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].count("errs by") or "errs by" in done.stderr
-    assert "refused" in done.stderr
+    assert "refused: " in done.stderr
+    assert " errs by " in done.stderr
     assert " ms" not in done.stdout
     assert not file.exists()
 
 
 @every_benchmark
-def test_help_and_bad_values(name):
-    done = run([str(FOLDER / f"{name}.py"), "--help"])
-    assert done.returncode == 0
-    assert "errs" in done.stdout
-    done = run([str(FOLDER / f"{name}.py"), "--dtype", "float8"])
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == ("dtype is one of float32, bfloat16, got float8")
+def test_it_explains_itself_and_refuses_bad_values_in_a_line(name):
+    code = f"""
+import {name} as benchmark, tyro
+try:
+    benchmark.main(benchmark.Settings(dtype=("float8",)))
+except ValueError as error:
+    print(error)
+tyro.cli(benchmark.Settings, description=benchmark.__doc__, args=["--help"])
+"""
+    done = run(["-c", code])
+    assert done.returncode == 0, done.stderr
+    first, *text = done.stdout.splitlines()
+    assert first == "dtype is one of float32, bfloat16, got float8"
+    assert f"python benchmarks/{name}.py" in "\n".join(text)
