@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test check
+.PHONY: demo test check bench
 demo: .venv/installed
 	$(BIN)/attnres demo
 
@@ -18,8 +18,17 @@ check: .venv/installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
 
+# Hours on an idle machine. BENCH=--quick is a matter of minutes.
+bench: .venv/bench
+	$(BIN)/python benchmarks/depth_attention.py --json build/bench/depth_attention.json $(BENCH)
+	$(BIN)/python benchmarks/train_step.py --json build/bench/train_step.json $(BENCH)
+
 .venv/installed: pyproject.toml setup.py attnres/ops/cpu_build.py attnres/ops/cpu.cpp attnres/ops/cpu_vector.h
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[dev]'
+	touch $@
+
+.venv/bench: .venv/installed
+	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[bench]'
 	touch $@

@@ -3,9 +3,9 @@
 Everything else of the build stands in pyproject.toml.
 """
 
-import importlib.util
 import os
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from setuptools import setup
@@ -13,15 +13,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 OPS = Path("attnres") / "ops"
-ALL_VARIANTS = "ATTNRES_BUILD_ALL"  # of the environment: for a wheel that other machines install
+ALL_VARIANTS = bool(os.environ.get("ATTNRES_BUILD_ALL"))  # for a wheel that is installed elsewhere
 
 
 def _cpu_build():
     """The module by its file: importing the package would need torch."""
-    spec = importlib.util.spec_from_file_location("cpu_build", OPS / "cpu_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SourceFileLoader("cpu_build", str(OPS / "cpu_build.py")).load_module()
 
 
 class BuildWithKernel(build_py):
