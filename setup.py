@@ -4,9 +4,10 @@ Everything else of the build stands in pyproject.toml.
 """
 
 import os
+import runpy
 import sys
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import SimpleNamespace
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -18,7 +19,7 @@ ALL_VARIANTS = bool(os.environ.get("ATTNRES_BUILD_ALL"))  # for a wheel that is 
 
 def _cpu_build():
     """The module by its file: importing the package would need torch."""
-    return SourceFileLoader("cpu_build", str(OPS / "cpu_build.py")).load_module()
+    return SimpleNamespace(**runpy.run_path(str(OPS / "cpu_build.py")))
 
 
 class BuildWithKernel(build_py):
@@ -26,10 +27,8 @@ class BuildWithKernel(build_py):
         super().run()
         place = OPS if self.editable_mode else Path(self.build_lib) / OPS
         cpu_build = _cpu_build()
-        known = (
-            list(cpu_build.VARIANTS) if os.environ.get(ALL_VARIANTS) else cpu_build.variants()[:1]
-        )
-        for variant in known:
+        wanted = list(cpu_build.VARIANTS) if ALL_VARIANTS else cpu_build.variants()[:1]
+        for variant in wanted:
             try:
                 cpu_build.build(variant, place)
             except (OSError, RuntimeError) as error:

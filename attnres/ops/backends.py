@@ -88,7 +88,7 @@ LOADERS = {
 }
 FASTEST = {"cpu": "cpu", "cuda": "triton"}  # by device, where it runs
 FALLBACK = "closed_form"
-CHOSEN = os.environ.get("ATTNRES_IMPL")  # the implementation where none is named
+CHOICE = "ATTNRES_IMPL"  # of the environment: the implementation where none is named
 
 loaded: dict[str, Implementation] = {}
 _causes: dict[str, str] = {}
@@ -145,8 +145,8 @@ def fastest_impl(device: torch.device) -> str:
 
 
 def _default(device_type: str) -> str:
-    if CHOSEN:
-        return CHOSEN
+    if chosen := os.environ.get(CHOICE):
+        return chosen
     wanted = FASTEST.get(device_type, FALLBACK)
     return wanted if _try(wanted) else FALLBACK
 
