@@ -4,6 +4,7 @@ import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,6 +182,7 @@ def _worth_streaming(outputs: Sequence[_Rows]) -> bool:
     )
 
 
+@cache  # its op is defined once
 def kernel() -> CpuKernel:
     """The widest variant that this processor runs, compiled now if it was not before.
 

@@ -283,6 +283,7 @@ class TritonKernel(MemoryKernel):
         return type(x) is Tensor and x.device.type == device and not torch.compiler.is_compiling()
 
 
+@cache  # its op is defined once
 def kernel() -> TritonKernel:
     """The kernel with its op.
 

@@ -30,7 +30,7 @@ every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
         (Q4.to("meta"), [V], Q4, "queries_QD is on meta, the sources on cpu"),
         ([D4, D4], [V], Q4, "queries_QD must be a tensor, got"),
         (Q4, "abc", Q4, "list or tuple of tensors, got a str"),
-        (Q4, [V, 1.0], Q4, "list or tuple of tensors, got a list"),
+        (Q4, [V, 1.0], Q4, "source 1 must be a tensor, got a float"),
     ],
 )
 def test_queries_that_do_not_fit_are_refused(queries_QD, sources, key_weights_QD, message):
@@ -142,6 +142,7 @@ def _assert_compiled_equals_eager(impl, backend, token_counts):
             torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @every_impl
 def test_traced_equals_eager_for_any_number_of_tokens(impl):
     _assert_compiled_equals_eager(impl, "aot_eager", (5, 1, 0))
