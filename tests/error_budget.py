@@ -79,7 +79,8 @@ def assert_as_good_as(actual: Tensor, plain: Tensor, exact: Tensor, name: str) -
     assert actual.dtype == plain.dtype, f"{name}: dtype {actual.dtype}, expected {plain.dtype}"
     if exact.numel() == 0:
         return
-    rounding = torch.finfo(plain.dtype).eps * exact.abs().max()
+    info = torch.finfo(plain.dtype)
+    rounding = info.eps * exact.abs().max().clamp(min=info.smallest_normal)
     budget = 2 * ((plain - exact).abs().max() + rounding)
     error = (actual - exact).abs().max()
     assert error <= budget, f"{name}: error {error:.1e}, budget {budget:.1e}"

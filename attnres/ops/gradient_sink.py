@@ -9,6 +9,7 @@ A buffer is used only where no one else could see the difference: not with hooks
 with `retain_grad`, in a backward restricted to some inputs, under `create_graph` or the compiler.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,7 +75,7 @@ def owner_of(source: Tensor) -> Any | None:
 
 def is_open(owner: Any | None) -> bool:
     """Whether, in this backward, a buffer would be seen by its owner alone."""
-    if owner is None or any(owner.hooks):
+    if owner is None or any(owner.hooks) or _is_compiled_autograd():
         return False
     if not torch._C._will_engine_execute_node(_WITNESS_NODE):  # type: ignore[attr-defined]
         return False
@@ -96,6 +97,16 @@ def buffer_of(owner: Any, like: Tensor) -> tuple[Tensor, bool]:
 def _is_transformed() -> bool:
     """Under the compiler or torch.func, which take a function apart."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def gradient_of_witness() -> Tensor | None:
+    """Nothing; compiled autograd adds up gradients itself, and cannot add None."""
+    return torch.zeros_like(_WITNESS) if _is_compiled_autograd() else None
+
+
+def _is_compiled_autograd() -> bool:
+    compiled_autograd = sys.modules.get("torch._dynamo.compiled_autograd")
+    return compiled_autograd is not None and compiled_autograd.in_compiled_autograd_region
 
 
 def _hooks_by(register: Callable[[Callable[..., None]], Any]) -> dict[int, Any]:

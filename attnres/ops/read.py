@@ -71,7 +71,7 @@ class _Read(torch.autograd.Function):
             other = plan.kernel.backward(
                 upstream, folded_QD, _unpacked(plan, sources), given, saved, into, needed[2]
             )
-        return None, None, *other, *gradients
+        return None, gradient_sink.gradient_of_witness(), *other, *gradients
 
 
 def _split(plan: Plan, mix_QD: Tensor) -> tuple[Tensor, ...]:

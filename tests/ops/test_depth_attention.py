@@ -11,7 +11,7 @@ from implementations import IMPLEMENTATIONS, install
 from attnres import depth_attention, depth_weights
 from attnres.ops.backends import implementation
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [
     (1, 2, 3, 8),
     (2, 1),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 from error_budget import assert_as_good_as
 from implementations import KERNELS
 from torch import Tensor
@@ -498,6 +499,14 @@ def test_the_compiler_sees_no_buffer(filled):
         actual, torch.autograd.grad(read(*inputs).square().sum(), inputs), strict=True
     ):
         torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-5)
+
+
+def test_compiled_autograd_sees_no_buffer(filled):
+    graph = Graph(shared=True).read()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        graph.loss().backward()
+    _assert_equal(graph.gradients(), _expected())
+    assert not filled
 
 
 def test_function_transforms_and_forward_mode_go_through_the_identity():

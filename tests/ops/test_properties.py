@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from attnres import depth_attention, depth_weights
 
 every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
