@@ -86,7 +86,8 @@ def main(settings: Settings) -> None:
     if slow:
         print(
             f"\nThis processor multiplies {', '.join(slow)} slower than float32: the step is long, "
-            "what is added to it looks small, and no goal is judged by it. The smallest size only."
+            "what is added to it looks small, and no goal is judged by it. Only the smallest size, "
+            "and none with --quick."
         )
     sizes = _sizes(settings, slow)
     rows = [row for size in sizes for row in _measure_size(size, found, settings, slow)]
@@ -122,9 +123,9 @@ def _complete(settings: Settings) -> Settings:
 
 
 def _sizes(settings: Settings, slow: list[str]) -> Iterator[Size]:
-    """Of a slow dtype only the first."""
+    """Of a slow dtype only the first, and none in a quick run."""
     for dtype in settings.dtype:
-        n = 1 if dtype in slow else None
+        n = int(not settings.quick) if dtype in slow else None
         for dim in settings.dim[:n]:
             for batch in settings.batch[:n]:
                 yield Size(dim, batch, DTYPES[dtype], settings.n_layers, settings.n_tokens)
