@@ -70,13 +70,17 @@ def ratio(numerator: list[float], denominator: list[float]) -> Ratio:
 
 def _calls_in_a_sample(case: Case) -> int:
     """0 for a case that needs no untimed call before it."""
-    case()
-    start = time.perf_counter()
-    case()
-    seconds = time.perf_counter() - start
+    case()  # may compile
+    seconds = _seconds(case)
     if seconds > WARM_S:
         return 0
     return max(1, min(MOST_CALLS, math.ceil(SAMPLE_S / max(seconds, 1e-9))))
+
+
+def _seconds(case: Case) -> float:
+    start = time.perf_counter()
+    case()
+    return time.perf_counter() - start
 
 
 def _sample(case: Case, n_calls: int, clock: Callable[[], float]) -> float:

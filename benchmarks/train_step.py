@@ -35,7 +35,7 @@ from llama_step import (
     step_case,
     variants,
 )
-from machine import describe_machine, keep_pages, print_machine
+from machine import describe_machine, keep_pages, multiplies_slowly, print_machine
 from peak_memory import peak_memory
 from report import print_goals, print_table, write_json
 from rounds import Case, Ratio, Samples, Timing, measure, ratio, summary
@@ -68,7 +68,7 @@ class Settings:
     n_tokens: int = 512
     """tokens in a sequence"""
     whole_steps: bool = True
-    """also time whole steps of every method"""
+    """also time whole steps of every method, with gradients shared"""
     memory: bool = True
     """also measure peak memory, each case in a process of its own"""
     json: Path | None = None
@@ -82,14 +82,28 @@ def main(settings: Settings) -> None:
     print_machine({**machine, "clock": timing.clock_name})
     found = variants()
     check_variants(found, [DTYPES[name] for name in settings.dtype])
-    rows = [row for size in _sizes(settings) for row in _measure_size(size, found, settings)]
+    slow = [name for name in settings.dtype if multiplies_slowly(DTYPES[name])]
+    if slow:
+        print(
+            f"\nThis processor multiplies {', '.join(slow)} slower than float32: the step is long, "
+            "what is added to it looks small, and no goal is judged by it. Only the smallest size, "
+            "and none with --quick."
+        )
+    sizes = _sizes(settings, slow)
+    rows = [row for size in sizes for row in _measure_size(size, found, settings, slow)]
     compiled = list(_compiled_rows(found, settings)) if settings.compile else []
     memory = list(_memory_rows(found, settings)) if settings.memory else []
-    goals = goals_of(rows, compiled, memory)
+    goals = goals_of([row for row in rows if row["dtype"] not in slow], compiled, memory)
     print_goals(goals)
     load = describe_machine()["load_average"]
     result = {"benchmark": "train_step", "machine": machine, "clock": timing.clock_name}
-    tables = {"rows": rows, "compiled": compiled, "memory": memory, "load_average_after": load}
+    tables = {
+        "slow_dtypes": slow,
+        "rows": rows,
+        "compiled": compiled,
+        "memory": memory,
+        "load_average_after": load,
+    }
     write_json(settings.json, {**result, **tables}, goals)
     print(f"load average after: {load}")
 
@@ -108,30 +122,34 @@ def _complete(settings: Settings) -> Settings:
     return settings
 
 
-def _sizes(settings: Settings) -> Iterator[Size]:
+def _sizes(settings: Settings, slow: list[str]) -> Iterator[Size]:
+    """Of a slow dtype only the first, and none in a quick run."""
     for dtype in settings.dtype:
-        for dim in settings.dim:
-            for batch in settings.batch:
+        n = int(not settings.quick) if dtype in slow else None
+        for dim in settings.dim[:n]:
+            for batch in settings.batch[:n]:
                 yield Size(dim, batch, DTYPES[dtype], settings.n_layers, settings.n_tokens)
 
 
-def _measure_size(size: Size, found: list[Variant], settings: Settings) -> list[dict[str, Any]]:
+def _measure_size(
+    size: Size, found: list[Variant], settings: Settings, slow: list[str]
+) -> list[dict[str, Any]]:
     timing = Timing(settings.rounds, settings.case_seconds)
     cases: dict[str, Case] = {f"path: {x.name}": path_case(x, size) for x in found}
     cases[PLAIN_PATH] = path_case(None, size)
     cases[STANDARD_STEP] = step_case(build_model(None, size), size)
     samples = measure(cases, timing)
-    steps = _whole_steps(size, found, timing) if settings.whole_steps else {}
+    is_slow = str(size.dtype).removeprefix("torch.") in slow
+    steps = _whole_steps(size, found, timing) if settings.whole_steps and not is_slow else {}
     rows = [_row(size, variant, samples, steps) for variant in found]
     _print_rows(size, rows, samples)
     return rows
 
 
 def _whole_steps(size: Size, found: list[Variant], timing: Timing) -> Samples:
-    """One round is enough where a round takes long."""
-    cases = {
-        f"step: {variant.name}": step_case(build_model(variant, size), size) for variant in found
-    }
+    """One round is enough where a round takes long; each method as it is used."""
+    used = [variant for variant in found if variant.shares_gradients]
+    cases = {f"step: {x.name}": step_case(build_model(x, size), size) for x in used}
     cases[STANDARD_STEP] = step_case(build_model(None, size), size)
     return measure(cases, timing._replace(least_rounds=1))
 
@@ -159,10 +177,12 @@ def _describe(size: Size, who: str) -> dict[str, Any]:
 
 
 def _compiled_rows(found: list[Variant], settings: Settings) -> Iterator[dict[str, Any]]:
-    """Block against standard, of the smallest size in each dtype."""
+    """Block against standard, of the smallest size in each dtype that is not slow."""
     timing = Timing(settings.rounds, settings.case_seconds)
     blocks = [x for x in found if x.layout == "Block" and x.shares_gradients]
     for dtype in settings.dtype:
+        if multiplies_slowly(DTYPES[dtype]):
+            continue
         size = Size(
             settings.dim[0],
             settings.batch[0],

@@ -112,10 +112,11 @@ def test_a_training_step_is_timed_whole_and_in_its_residual_path(tiny):
     check_common(STEP, output, result)
     rows = {row["who"]: row for row in result["rows"]}
     assert {"attn_res, Block", "attn_res, Full"} <= set(rows)
+    assert result["slow_dtypes"] == []
     for row in rows.values():
         assert len(row["path"]["samples_s"]) == len(row["standard_step"]["samples_s"]) == 3
         assert row["added"][1] <= row["added"][0] <= row["added"][2]
-        assert row["step_ratio"][0] > 0
+        assert (row["step_ratio"] is not None) == row["shares_gradients"]
 
 
 def test_peak_memory_counts_parameters_gradients_and_activations():
@@ -126,7 +127,7 @@ def test_peak_memory_counts_parameters_gradients_and_activations():
     measured = json.loads(done.stdout)
     layer = 4 * 64 * 64 + 3 * 64 * 192 + 2 * 64  # attention, MLP, norms
     parameters = 2 * 4096 * 64 + 4 * layer + 64
-    assert 2 < measured["allocated_bytes"] / (4 * parameters) < 4
+    assert 2 <= measured["allocated_bytes"] / (4 * parameters) < 2.2
     assert measured["resident_bytes"] > 0
 
 
