@@ -46,6 +46,7 @@ constexpr int64_t ROWS_A_TASK = 16;    // at least
 constexpr int64_t ROWS_IN_FLOAT = 32;  // summed in the rows' precision, then in double
 constexpr int64_t NEAR_BYTES = 1 << 14;   // half of a first-level cache
 constexpr int64_t TILE_BYTES = 3 << 16;   // less than half of a second-level one
+constexpr int64_t LEAD_BYTES = 1 << 12;   // fetched ahead: the time that memory takes to answer
 constexpr int ACCUMULATORS = 8;        // vectors that leave registers for the operands
 
 template <class T> inline void fetch(const T* p, int64_t i, int packs) {
@@ -168,6 +169,7 @@ template <class T> struct Tile {
     const int64_t S, Q, R, dim, width;
     const int64_t n, first;  // of what is mixed: the sources, after what is given
     const int64_t most;      // tokens
+    const int64_t lead;      // rows
     std::vector<A> folded_rows, alpha;
     std::vector<const A*> folded;
     std::vector<const T*> values;
@@ -177,7 +179,8 @@ template <class T> struct Tile {
           width(Wide<T>::width(dim)), n(S + (r.given_mix != nullptr)), first(n - S),
           most(std::clamp<int64_t>(
               TILE_BYTES / (S * dim * sizeof(T) + wide_rows * width * sizeof(A)), 1, 16)),
-          folded_rows(Q * width), alpha(most * Q * n), folded(Q), values(n) {
+          lead(std::max<int64_t>(1, LEAD_BYTES / (dim * sizeof(T)))), folded_rows(Q * width),
+          alpha(most * Q * n), folded(Q), values(n) {
         for (int64_t q = 0; q < Q; ++q) {
             const A* plain = static_cast<const A*>(r.folded) + q * dim;
             for (int64_t i = 0; i < dim; ++i)
@@ -192,11 +195,12 @@ template <class T> struct Tile {
     const T* given(int64_t q, int64_t row) const {
         return static_cast<const T*>(read.given_mix) + (q * R + row) * dim;
     }
-    // what the first pass over a tile, source by source, reads after this row
+    // what the first pass over a tile, source by source, reads `lead` rows after this one
     const T* following(int64_t s, int64_t row, int64_t tile, int64_t tile_end, int64_t end) const {
-        if (row + 1 < tile_end) return source(s, row + 1);
-        if (s + 1 < S) return source(s + 1, tile);
-        return tile_end < end ? source(0, tile_end) : nullptr;
+        const int64_t count = tile_end - tile, place = s * count + row - tile + lead;
+        if (place < S * count) return source(place / count, tile + place % count);
+        const int64_t later = tile_end + place - S * count;
+        return later < end ? source(0, later) : nullptr;
     }
     const T* const* values_of(int64_t q, int64_t row) {
         for (int64_t s = 0; s < S; ++s) values[first + s] = source(s, row);
