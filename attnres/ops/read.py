@@ -149,11 +149,7 @@ def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) ->
         needed = ctx.needs_input_grad[2:]
         wanted = [x for x, n in zip(aliases, needed, strict=True) if n]
         found = torch.autograd.grad(
-            [o for o, _ in pairs],
-            wanted,
-            [g for _, g in pairs],
-            create_graph=True,
-            allow_unused=True,  # no lse depends on the mix that was given
+            [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True
         )
     gradients = iter(found)
     return None, None, *(next(gradients) if n else None for n in needed)
