@@ -12,6 +12,7 @@ import attnres
 PACKAGE = Path(attnres.__file__).parent
 ROOT = PACKAGE.parent
 ORDER = [
+    "cache",
     "ops",
     "layout",
     "residual",

@@ -3,13 +3,21 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnres.ops import closed_form, reference
 from attnres.ops.fused import Fused
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _constant(function: F) -> F:
+    """As `torch.compiler.assume_constant_result`, which would import the whole compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class Implementation(Protocol):
@@ -127,7 +135,7 @@ def implementation(name: str, device: torch.device) -> Implementation:
     return loaded[name]
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def fastest_impl(device: torch.device) -> str:
     """Name of the implementation that `impl=None` takes for tensors on `device`.
 
@@ -151,7 +159,7 @@ def _default(device_type: str) -> str:
     return wanted if _try(wanted) else FALLBACK
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def _try(name: str) -> bool:
     """Load an implementation once; whether it runs."""
     if name not in loaded and name not in _causes:
