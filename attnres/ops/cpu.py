@@ -38,6 +38,8 @@ _GRADIENTS = struct.Struct("@10P")
 class CpuKernel(MemoryKernel):
     """See `kernel.Kernel`. Threads are torch's, `torch.get_num_threads()` at most."""
 
+    device_type = "cpu"
+
     def __init__(self, variant: str, file: Path, op_name: str):
         self.variant, self.file = variant, file
         library = ctypes.CDLL(str(file))
@@ -49,9 +51,6 @@ class CpuKernel(MemoryKernel):
     @property
     def description(self) -> str:
         return f"C++ for {self.variant}, {torch.get_num_threads()} threads at most; {self.file}."
-
-    def takes(self, x: Tensor) -> bool:
-        return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
     def forward(
         self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, eps: float

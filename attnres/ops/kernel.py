@@ -7,7 +7,8 @@ have the query first, also where there is one query.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 class Given(NamedTuple):
@@ -76,7 +77,24 @@ class MemoryKernel:
     """Base of the kernels that read memory themselves: other tensors go to their op."""
 
     op: Callable[..., Sequence[Tensor]]  # of `library.define`
+    device_type: str
 
-    def takes(self, x: Tensor) -> bool:
-        """Whether `x` is memory that the kernel reads: not traced, not fake."""
-        raise NotImplementedError
+    def takes(self, inputs: Sequence[Tensor | None]) -> bool:
+        """Whether these are memory that the kernel reads, and nobody records what is done."""
+        if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, inputs)):
+            return False
+        folded_QD = inputs[0]
+        assert folded_QD is not None
+        return folded_QD.device.type == self.device_type and not _is_recorded()
+
+
+_PLAIN = {Tensor, nn.Parameter, type(None)}  # another type may have no memory of its own
+_RECORDERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
+
+def _is_recorded() -> bool:
+    """By torch.jit.trace, or by torch.fx with true tensors: as ops, which it must see."""
+    return torch._C._get_tracing_state() is not None or (
+        torch._C._len_torch_dispatch_stack() > 0
+        and any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDERS)
+    )

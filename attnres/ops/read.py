@@ -32,11 +32,11 @@ def read(
     """lse_Q and the mixes: one [..., D] of each query, or where not `split` one [Q, ..., D]."""
     stacked_along = sources.dim if isinstance(sources, Stack) else None
     tensors = [sources.tensor] if isinstance(sources, Stack) else sources
-    if isinstance(kernel, MemoryKernel) and not kernel.takes(folded_QD):
+    inputs = (folded_QD, *(given or (None, None)), *tensors)
+    if isinstance(kernel, MemoryKernel) and not kernel.takes(inputs):
         mix_QD, lse_Q, *_ = kernel.op(folded_QD, list(sources), *(given or (None, None)), eps)
         return lse_Q, mix_QD.unbind(0) if split else (mix_QD,)
     plan = Plan(kernel, eps, split, stacked_along)
-    inputs = (folded_QD, *(given or (None, None)), *tensors)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         lse_Q, *mixes = _Read.apply(plan, gradient_sink.witness(tensors), *inputs)
         return lse_Q, tuple(mixes)

@@ -267,20 +267,17 @@ def _max_programs(device: torch.device, n_queries: int) -> int:
 class TritonKernel(MemoryKernel):
     """These functions and their op."""
 
+    device_type = "cpu" if INTERPRETED else "cuda"
     forward = staticmethod(forward)
     backward = staticmethod(backward)
 
     def __init__(self):
-        self.op = define("triton_read", self, "CPU" if INTERPRETED else "CUDA")
+        self.op = define("triton_read", self, self.device_type.upper())
 
     @property
     def description(self) -> str:
         where = "interpreted on the CPU" if INTERPRETED else torch.cuda.get_device_name()
         return f"Triton {triton.__version__}, {where}."
-
-    def takes(self, x: Tensor) -> bool:
-        device = "cpu" if INTERPRETED else "cuda"
-        return type(x) is Tensor and x.device.type == device and not torch.compiler.is_compiling()
 
 
 @cache  # its op is defined once
