@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 class Given(NamedTuple):
@@ -80,9 +81,15 @@ class MemoryKernel:
     device_type: str
 
     def takes(self, inputs: Sequence[Tensor | None]) -> bool:
-        """Whether these are memory that the kernel reads, and nobody records what is done."""
+        """Whether these are memory that the kernel reads, and nobody records what is done.
+
+        Raises:
+            RuntimeError: a transform of torch.func or forward-mode autograd; neither would see
+                what the kernel does.
+        """
         if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, inputs)):
             return False
+        _refuse_transforms(inputs)
         folded_QD = inputs[0]
         assert folded_QD is not None
         return folded_QD.device.type == self.device_type and not _is_recorded()
@@ -90,6 +97,16 @@ class MemoryKernel:
 
 _PLAIN = {Tensor, nn.Parameter, type(None)}  # another type may have no memory of its own
 _RECORDERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
+
+def _refuse_transforms(inputs: Sequence[Tensor | None]) -> None:
+    is_dual = forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs
+    )
+    if is_dual or torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "a kernel knows neither torch.func nor forward-mode derivatives, impl='reference' does"
+        )
 
 
 def _is_recorded() -> bool:
