@@ -1,6 +1,7 @@
 """Which implementations of depth attention there are, which one runs, and why."""
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -101,6 +102,7 @@ CHOICE = "ATTNRES_IMPL"  # of the environment: the implementation where none is 
 loaded: dict[str, Implementation] = {}
 _causes: dict[str, str] = {}
 _warned: set[str] = set()
+_loading = threading.Lock()  # a kernel compiles, and defines its op, once
 
 
 def backends() -> list[Backend]:
@@ -163,8 +165,15 @@ def _default(device_type: str) -> str:
 def _try(name: str) -> bool:
     """Load an implementation once; whether it runs."""
     if name not in loaded and name not in _causes:
-        try:
-            loaded[name] = LOADERS[name].load()
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            _causes[name] = str(error) or type(error).__name__
+        with _loading:
+            _load(name)
     return name in loaded
+
+
+def _load(name: str) -> None:
+    if name in loaded or name in _causes:  # by the thread that had the lock
+        return
+    try:
+        loaded[name] = LOADERS[name].load()
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        _causes[name] = str(error) or type(error).__name__
