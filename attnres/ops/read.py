@@ -141,7 +141,7 @@ def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) ->
     """The gradients as a graph of their own (create_graph=True), by way of the reference."""
     folded_QD, sources, given, _ = _inputs(ctx)
     tensors = [folded_QD, *(given or (None, None)), *sources]
-    with torch.enable_grad():
+    with torch.enable_grad(), without_autocast(folded_QD.device):
         # aliases, because a tensor that is given twice has two gradients
         aliases: list[Any] = [x if x is None else x.view_as(x) for x in tensors]
         outputs = _by_reference(ctx.plan, *aliases)

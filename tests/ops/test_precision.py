@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from error_budget import EPS, Read, forward_backward, random_read
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, KERNELS
 from torch import Tensor
 
 from attnres import depth_attention, depth_weights
@@ -72,3 +72,16 @@ def test_second_derivatives_are_those_of_finite_differences(impl):
     assert torch.autograd.gradgradcheck(
         lambda q, g, *v: depth_attention(q, v, g, impl=impl), inputs
     )
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+def test_a_backward_with_a_graph_under_autocast_is_that_outside(impl):
+    read = random_read(5, 6, 64)
+    inputs = [x.requires_grad_() for x in (read.query_D, read.key_weight_D, *read.sources)]
+    mix_D = depth_attention(inputs[0], inputs[2:], inputs[1], impl=impl)
+    expected = torch.autograd.grad(mix_D, inputs, read.upstream_D, create_graph=True)
+    mix_D = depth_attention(inputs[0], inputs[2:], inputs[1], impl=impl)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(mix_D, inputs, read.upstream_D, create_graph=True)
+    for actual, value in zip(found, expected, strict=True):
+        assert torch.equal(actual, value)
