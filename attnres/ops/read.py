@@ -139,6 +139,8 @@ def _empty(source: Tensor) -> Tensor:
 
 def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) -> tuple:
     """The gradients as a graph of their own (create_graph=True), by way of the reference."""
+    if all(g is None for g in grad_outputs):
+        return (None,) * len(ctx.needs_input_grad)
     folded_QD, sources, given, _ = _inputs(ctx)
     tensors = [folded_QD, *(given or (None, None)), *sources]
     with torch.enable_grad(), without_autocast(folded_QD.device):

@@ -214,3 +214,27 @@ def test_permuting_tokens_permutes_the_mix(impl):
     torch.testing.assert_close(actual["mix"], expected["mix"][order])
     torch.testing.assert_close(actual["source 2"], expected["source 2"][order])
     torch.testing.assert_close(actual["query"], expected["query"])
+
+
+class _Blocked(torch.autograd.Function):
+    """The identity, whose backward says that there is no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return None
+
+
+@every_impl
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_no_gradient_from_above_is_none_or_zero(impl, create_graph):
+    read = random_read(2, 3, 4)
+    query_D = read.query_D.requires_grad_()
+    mix_D = _Blocked.apply(depth_attention(query_D, read.sources, read.key_weight_D, impl=impl))
+    (gradient,) = torch.autograd.grad(
+        mix_D.sum(), query_D, create_graph=create_graph, allow_unused=True
+    )
+    assert gradient is None or not gradient.any()
