@@ -4,7 +4,7 @@ Eager calls go to the kernel itself: the dispatcher costs more than a read of on
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ def define(name: str, kernel: Kernel, *device_types: str) -> Callable[..., Seque
     torch.library.register_autograd(
         f"attnres::{name}", _autograd(backward_op), setup_context=_setup_context
     )
+    torch.library.register_autograd(f"attnres::{name}_backward", _refuse_second_derivative)
     return getattr(torch.ops.attnres, name).default
 
 
@@ -125,6 +126,11 @@ def _autograd(backward_op: Callable[..., list[Tensor]]) -> Callable[..., tuple]:
         )
 
     return backward
+
+
+def _refuse_second_derivative(ctx: Any, *_: Any) -> NoReturn:
+    """Without a formula it would be zero, with a warning."""
+    raise RuntimeError("the op of a kernel has no second derivative, impl='reference' has")
 
 
 def _given(mix_QD: Tensor | None, lse_Q: Tensor | None) -> Given | None:

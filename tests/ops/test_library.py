@@ -44,3 +44,13 @@ def test_opcheck_of_the_backward(has_given, needed, upstream):
         torch.ops.attnres.cpu_read_backward.default,
         (grad_mix_QD, grad_lse_Q, folded_QD, sources, mix_QD, lse_Q, rstd, logits, needed),
     )
+
+
+def test_a_second_derivative_of_the_op_is_refused():
+    """The ops of `attnres.ops` have one wherever they read memory themselves."""
+    implementation("cpu", torch.device("cpu"))
+    folded_QD, sources, *_ = _tensors(torch.float32, requires_grad=True)
+    mix_QD, *_ = torch.ops.attnres.cpu_read(folded_QD, sources, None, None, 1e-6)
+    (gradient,) = torch.autograd.grad(mix_QD.square().sum(), folded_QD, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative, impl='reference' has"):
+        gradient.square().sum().backward()
