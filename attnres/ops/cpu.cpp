@@ -41,13 +41,13 @@ struct Gradients {
 
 namespace {
 
-constexpr int64_t TASKS = 64;          // at most; each sums its rows' share of dL/dfolded
-constexpr int64_t ROWS_A_TASK = 16;    // at least
-constexpr int64_t ROWS_IN_FLOAT = 32;  // summed in the rows' precision, then in double
+constexpr int64_t TASKS = 64;             // at most; each sums its rows' share of dL/dfolded
+constexpr int64_t ROWS_A_TASK = 16;       // at least
+constexpr int64_t ROWS_IN_FLOAT = 32;     // summed in the rows' precision, then in double
 constexpr int64_t NEAR_BYTES = 1 << 14;   // half of a first-level cache
-constexpr int64_t TILE_BYTES = 3 << 16;   // less than half of a second-level one
+constexpr int64_t TILE_BYTES = 3 << 15;   // part of a second-level one: gradients pass too
 constexpr int64_t LEAD_BYTES = 1 << 12;   // fetched ahead: the time that memory takes to answer
-constexpr int ACCUMULATORS = 8;        // vectors that leave registers for the operands
+constexpr int ACCUMULATORS = 8;           // vectors that leave registers for the operands
 
 template <class T> inline void fetch(const T* p, int64_t i, int packs) {
     const char* at = reinterpret_cast<const char*>(p + i);
