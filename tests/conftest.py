@@ -19,3 +19,20 @@ def text(tmp_path, monkeypatch):
 
     monkeypatch.setenv("ATTNRES_CACHE", str(tmp_path / "cache"))
     return write_text(tmp_path / "words.txt")
+
+
+@pytest.fixture
+def filled(monkeypatch) -> list[bool]:
+    """One entry each time that a reader fills a buffer: whether another had written it."""
+    from attnres.ops import gradient_sink
+
+    found: list[bool] = []
+    original = gradient_sink.buffer_of
+
+    def noting(owner, like):
+        buffer, is_written = original(owner, like)
+        found.append(is_written)
+        return buffer, is_written
+
+    monkeypatch.setattr(gradient_sink, "buffer_of", noting)
+    return found

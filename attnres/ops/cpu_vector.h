@@ -1,4 +1,4 @@
-// Vectors of the widest unit that this file is compiled for, and the number types they are read from.
+// Vectors of the widest unit that this is compiled for, and the numbers that they are read from.
 #pragma once
 
 #include <cstdint>
@@ -168,7 +168,8 @@ template <bool STREAM, class T> INLINE inline void store(T* p, Pack<T> pack, Par
     std::memcpy(p, &narrowed, part.n * sizeof(T));
 }
 
-template <class T> INLINE inline void add(Pack<T>& total, Arithmetic<T> weight, const Pack<T>& pack) {
+template <class T>
+INLINE inline void add(Pack<T>& total, Arithmetic<T> weight, const Pack<T>& pack) {
     repeat<Pack<T>::vectors>([&](auto j) INLINE { total.v[j] += weight * pack.v[j]; });
 }
 
@@ -218,7 +219,9 @@ template <class T> class Wide {
         });
     }
     static void read(A* row, const T* from, int64_t dim) {
-        over<1, T>(dim, [&](int64_t i, auto, auto how_much) { put(row, i, load(from + i, how_much)); });
+        over<1, T>(dim, [&](int64_t i, auto, auto how_much) {
+            put(row, i, load(from + i, how_much));
+        });
     }
     // where the number at i of a plain row stands
     static int64_t place(int64_t i) {

@@ -1,103 +1,26 @@
 """A source's shared gradient buffer changes no gradient that anyone can see."""
 
-import gc
-import threading
 import weakref
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-import torch._dynamo.compiled_autograd
 from error_budget import assert_as_good_as
 from implementations import KERNELS
+from shared_graph import DIM, N_READS, N_SOURCES, Graph, assert_equal, expected_gradients
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnres import depth_attention
-from attnres.ops import depth_attention_queries, gradient_sink, merge, own
+from attnres.ops import depth_attention_queries, merge, own
 
-N_SOURCES, N_READS, DIM = 4, 6, 24
-Tensors = dict[str, Tensor]
 every_kernel = pytest.mark.parametrize("impl", KERNELS)
-
-
-class Graph:
-    """Leaves, the sources made of them, and reads whose mixes make a loss."""
-
-    def __init__(self, shared: bool, dtype=torch.float64, impl: str = KERNELS[-1], shape=(5, DIM)):
-        generator = torch.Generator().manual_seed(0)
-
-        def leaf(*size: int) -> Tensor:
-            x = torch.randn(size, generator=generator, dtype=torch.float64)
-            return x.to(dtype).requires_grad_()
-
-        self.impl = impl
-        self.leaves: Tensors = {f"leaf {i}": leaf(*shape) for i in range(N_SOURCES)}
-        self.queries = [leaf(shape[-1]) for _ in range(N_READS)]
-        self.key_weights = [leaf(shape[-1]) for _ in range(N_READS)]
-        self.sources = [torch.sin(x) for x in self.leaves.values()]
-        if shared:
-            self.sources = [own(x) for x in self.sources]
-        self.mixes: list[Tensor] = []
-
-    @property
-    def named(self) -> Tensors:
-        queries = {f"query {i}": x for i, x in enumerate(self.queries)}
-        return {**self.leaves, **queries, **{f"key {i}": x for i, x in enumerate(self.key_weights)}}
-
-    def read(self, sources: Sequence[Tensor] | None = None) -> "Graph":
-        for query_D, key_weight_D in zip(self.queries, self.key_weights, strict=True):
-            given = self.sources if sources is None else sources
-            self.mixes.append(depth_attention(query_D, given, key_weight_D, impl=self.impl))
-        return self
-
-    def loss(self) -> Tensor:
-        """With a consumer of a source beside the reads."""
-        terms = [(mix * torch.cos(mix)).sum() for mix in self.mixes]
-        return torch.stack([*terms, torch.tanh(self.sources[1]).sum()]).sum()
-
-    def gradients(self) -> Tensors:
-        return {n: x.grad.clone() for n, x in self.named.items() if x.grad is not None}
-
-
-@pytest.fixture
-def filled(monkeypatch) -> list[bool]:
-    """One entry each time that a reader fills a buffer: whether another had written it."""
-    found: list[bool] = []
-    original = gradient_sink.buffer_of
-
-    def noting(owner, like):
-        buffer, is_written = original(owner, like)
-        found.append(is_written)
-        return buffer, is_written
-
-    monkeypatch.setattr(gradient_sink, "buffer_of", noting)
-    return found
-
-
-def _assert_equal(actual: Tensors, expected: Tensors, tolerance: float = 1e-12) -> None:
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            actual[name], value, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
-def _expected(run: Callable[[Graph], object] | None = None, **kwargs) -> Tensors:
-    graph = Graph(shared=False, **kwargs).read()
-    if run is None:
-        graph.loss().backward()
-    else:
-        run(graph)
-    return graph.gradients()
 
 
 @every_kernel
 def test_gradients_are_those_of_autograd(impl, filled):
     graph = Graph(shared=True, impl=impl).read()
     graph.loss().backward()
-    _assert_equal(graph.gradients(), _expected(impl=impl))
+    assert_equal(graph.gradients(), expected_gradients(impl=impl))
     assert filled.count(False) == N_SOURCES
     assert filled.count(True) == N_SOURCES * (N_READS - 1)
 
@@ -108,7 +31,7 @@ def test_rounding_is_within_the_budget_of_additions_by_autograd(impl, dtype, fil
     shape = (2, 17, 40)
     actual = Graph(True, dtype, impl, shape).read()
     actual.loss().backward()
-    plain = _expected(dtype=dtype, impl="reference", shape=shape)
+    plain = expected_gradients(dtype=dtype, impl="reference", shape=shape)
     exact = Graph(False, torch.float64, "reference", shape)
     for mine, theirs in zip(exact.named.values(), actual.named.values(), strict=True):
         mine.data.copy_(theirs.data)
@@ -135,7 +58,7 @@ def test_readers_of_every_kind_share_the_buffer(filled):
     graphs = [Graph(shared=shared) for shared in (True, False)]
     for graph in graphs:
         run(graph)
-    _assert_equal(graphs[0].gradients(), graphs[1].gradients())
+    assert_equal(graphs[0].gradients(), graphs[1].gradients())
     assert filled.count(False) == N_SOURCES
 
 
@@ -149,7 +72,7 @@ def test_a_retained_graph_gives_the_same_gradients_again(filled):
         for x in graph.named.values():
             x.grad = None
     for again in found[1:]:
-        _assert_equal(again, found[0], tolerance=0)
+        assert_equal(again, found[0], tolerance=0)
     assert len(filled) == 3 * N_SOURCES * N_READS
 
 
@@ -165,7 +88,7 @@ def test_second_derivatives_are_those_of_autograd(filled):
     graph = Graph(shared=True).read()
     run(graph)
     filled.clear()
-    _assert_equal(graph.gradients(), _expected(run))
+    assert_equal(graph.gradients(), expected_gradients(run))
 
 
 def test_a_backward_after_one_with_create_graph(filled):
@@ -175,7 +98,7 @@ def test_a_backward_after_one_with_create_graph(filled):
     for x in graph.named.values():
         x.grad = None
     loss.backward()
-    _assert_equal(graph.gradients(), _expected())
+    assert_equal(graph.gradients(), expected_gradients())
     assert filled
 
 
@@ -194,7 +117,7 @@ def test_a_hook_on_a_source_sees_the_whole_gradient_and_may_change_it(before, fi
     graphs = [Graph(shared=shared) for shared in (True, False)]
     (seen,), (expected,) = (run(graph) for graph in graphs)
     torch.testing.assert_close(seen, expected, atol=1e-12, rtol=1e-12)
-    _assert_equal(graphs[0].gradients(), graphs[1].gradients())
+    assert_equal(graphs[0].gradients(), graphs[1].gradients())
     assert filled.count(False) == N_SOURCES - 1  # the others share theirs
 
 
@@ -202,7 +125,7 @@ def test_a_hook_that_was_removed_is_no_hook(filled):
     graph = Graph(shared=True)
     graph.sources[2].register_hook(lambda g: 2 * g).remove()
     graph.read().loss().backward()
-    _assert_equal(graph.gradients(), _expected())
+    assert_equal(graph.gradients(), expected_gradients())
     assert filled.count(False) == N_SOURCES
 
 
@@ -225,7 +148,7 @@ def test_a_hook_on_the_node_of_a_source_sees_the_whole_gradient(is_prehook, fill
 
     graphs = [Graph(shared=shared) for shared in (True, False)]
     seen, expected = (run(graph) for graph in graphs)
-    _assert_equal(graphs[0].gradients(), graphs[1].gradients())
+    assert_equal(graphs[0].gradients(), graphs[1].gradients())
     assert len(seen) == 1
     if is_prehook:
         torch.testing.assert_close(seen[0], expected[0], atol=1e-12, rtol=1e-12)
@@ -303,7 +226,7 @@ def test_backward_into_some_tensors(wanted, filled):
         graph.loss().backward(inputs=wanted(graph))
         sources = {f"source {i}": x.grad for i, x in enumerate(graph.sources) if x.grad is not None}
         found.append({**graph.gradients(), **sources})
-    _assert_equal(*found)
+    assert_equal(*found)
     assert not filled
 
 
@@ -318,7 +241,7 @@ def test_a_backward_that_failed_half_way_leaves_nothing_behind(filled):
     for x in graph.named.values():
         x.grad = None
     loss.backward()
-    _assert_equal(graph.gradients(), _expected())
+    assert_equal(graph.gradients(), expected_gradients())
 
 
 def _fail(gradient: Tensor) -> None:
@@ -333,7 +256,7 @@ def test_two_losses_that_share_the_graph(filled):
 
     graph = Graph(shared=True).read()
     run(graph)
-    _assert_equal(graph.gradients(), _expected(run))
+    assert_equal(graph.gradients(), expected_gradients(run))
     assert filled.count(False) == 3 * N_SOURCES
 
 
@@ -341,7 +264,7 @@ def test_a_source_that_is_given_twice(filled):
     graphs = [Graph(shared=shared) for shared in (True, False)]
     for graph in graphs:
         graph.read([graph.sources[0], graph.sources[1], graph.sources[0]]).loss().backward()
-    _assert_equal(graphs[0].gradients(), graphs[1].gradients())
+    assert_equal(graphs[0].gradients(), graphs[1].gradients())
     assert len(filled) == 2 * N_READS  # once by a reader: a kernel's buffers are not one another
 
 
@@ -351,7 +274,7 @@ def test_a_source_that_is_cast_on_the_way(filled):
         graph.read()
         narrow = [graph.sources[0], *(x.bfloat16() for x in graph.sources[1:])]
         graph.read(narrow).read([x.double() for x in graph.sources]).read().loss().backward()
-    _assert_equal(graphs[0].gradients(), graphs[1].gradients(), tolerance=1e-5)
+    assert_equal(graphs[0].gradients(), graphs[1].gradients(), tolerance=1e-5)
     assert filled
 
 
@@ -360,7 +283,7 @@ def test_views_of_a_source(filled):
     for graph in graphs:
         views = [graph.sources[0].flip(0), graph.sources[1][:], *graph.sources[2:]]
         graph.read(views).loss().backward()
-    _assert_equal(graphs[0].gradients(), graphs[1].gradients())
+    assert_equal(graphs[0].gradients(), graphs[1].gradients())
     assert filled.count(False) == 2
 
 
@@ -389,141 +312,4 @@ def test_a_leaf_may_be_a_source_and_its_gradient_accumulates(filled):
         return leaf.grad
 
     torch.testing.assert_close(run(True), run(False), atol=1e-12, rtol=1e-12)
-    assert filled
-
-
-@every_kernel
-def test_two_threads_may_run_backward_at_once(impl, filled):
-    """Both stand half-way through the same graph before either goes on."""
-    graph = Graph(shared=True, impl=impl).read()
-    barrier = threading.Barrier(2, timeout=20)
-
-    def wait(gradient: Tensor) -> None:
-        barrier.wait()
-
-    for mix in graph.mixes:
-        mix.register_hook(wait)
-    loss = graph.loss()
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            loss.backward(retain_graph=True)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    doubled = {name: 2 * x for name, x in _expected(impl=impl).items()}
-    _assert_equal(graph.gradients(), doubled)
-    assert filled.count(False) == 2 * N_SOURCES
-
-
-def test_buffers_are_gone_after_a_backward_and_the_graph_with_its_last_name():
-    gc.collect()
-    gc.disable()
-    try:
-        graph = Graph(shared=True).read()
-        owners = [_node(source) for source in graph.sources]
-        loss = graph.loss()
-        for _ in range(2):
-            loss.backward(retain_graph=True)
-            assert not any(owner.buffers for owner in owners)  # type: ignore[attr-defined]
-        references = [weakref.ref(x) for x in (*graph.sources, *graph.mixes, loss)]
-        del graph, owners, loss
-        assert [reference() for reference in references] == [None] * len(references)
-    finally:
-        gc.enable()
-
-
-class Alive(TorchDispatchMode):
-    """The most bytes in wide tensors that operators have made and that live at once."""
-
-    def __init__(self, n_numbers: int):
-        super().__init__()
-        self.n_numbers = n_numbers
-        self.made: dict[int, weakref.ref[Tensor]] = {}
-        self.n_made = self.most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.numel() == self.n_numbers:
-            if result.data_ptr() not in self.made:
-                self.n_made += 1
-            self.made[result.data_ptr()] = weakref.ref(result)
-        self.made = {address: ref for address, ref in self.made.items() if ref() is not None}
-        self.most = max(self.most, len(self.made))
-        return result
-
-
-def test_fewer_wide_tensors_are_made_and_live_in_a_backward():
-    counts = []
-    for shared in (True, False):
-        graph = Graph(shared).read()
-        loss = torch.stack([mix.sum() for mix in graph.mixes]).sum()
-        with Alive(5 * DIM) as alive:
-            loss.backward()
-        counts.append((alive.n_made, alive.most))
-    (made, most), (made_by_autograd, most_by_autograd) = counts
-    assert made_by_autograd - made >= N_SOURCES * (N_READS - 1)
-    assert most < most_by_autograd
-
-
-def test_what_needs_no_gradient_is_its_own_source():
-    plain = torch.randn(3)
-    assert own(plain) is plain
-    leaf = torch.randn(3, requires_grad=True)
-    with torch.no_grad():
-        assert own(leaf) is leaf
-    with torch.inference_mode():
-        assert own(leaf) is leaf
-    assert own(leaf).data_ptr() == leaf.data_ptr()
-
-
-def test_the_compiler_sees_no_buffer(filled):
-    def read(query_D, *leaves):
-        sources = [own(torch.sin(x)) for x in leaves]
-        first = depth_attention(query_D, sources, query_D, impl="closed_form")
-        return first + depth_attention(query_D, [*sources, first], query_D, impl="closed_form")
-
-    torch._dynamo.reset()
-    inputs = [torch.randn(s, requires_grad=True) for s in ((DIM,), (5, DIM), (5, DIM))]
-    compiled = torch.compile(read, fullgraph=True, backend="aot_eager")
-    compiled(*inputs).square().sum().backward()
-    actual = [x.grad for x in inputs]
-    assert not filled
-    for value, other in zip(
-        actual, torch.autograd.grad(read(*inputs).square().sum(), inputs), strict=True
-    ):
-        torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-5)
-
-
-def test_compiled_autograd_sees_no_buffer(filled):
-    graph = Graph(shared=True).read()
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        graph.loss().backward()
-    _assert_equal(graph.gradients(), _expected())
-    assert not filled
-
-
-def test_function_transforms_and_forward_mode_go_through_the_identity():
-    x = torch.randn(5, dtype=torch.float64)
-    gradient = torch.func.grad(lambda v: own(v).square().sum())(x)
-    torch.testing.assert_close(gradient, 2 * x)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x.requires_grad_(), torch.ones_like(x))
-        tangent = torch.autograd.forward_ad.unpack_dual(own(dual).square()).tangent
-    assert tangent is not None
-    torch.testing.assert_close(tangent, 2 * x.detach())
-
-
-def test_anomaly_detection_and_offloaded_saved_tensors(filled):
-    with torch.autograd.detect_anomaly(), torch.autograd.graph.save_on_cpu():
-        graph = Graph(shared=True).read()
-        graph.loss().backward()
-    _assert_equal(graph.gradients(), _expected())
     assert filled

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from attnres import AttnRes, BlockLayout
-from attnres.ops import gradient_sink
 from attnres.residual import Residual, TwoPhase
 
 DIM, N_SUBLAYERS = 8, 6
@@ -62,21 +61,6 @@ class Stack(nn.Module):
         for layer in self.layers:
             state = self.run_layer(layer, state)  # type: ignore[arg-type]
         return self.residual.finish(state)
-
-
-@pytest.fixture
-def filled(monkeypatch) -> list[bool]:
-    """One entry each time that a reader fills a buffer: whether another had written it."""
-    found: list[bool] = []
-    original = gradient_sink.buffer_of
-
-    def noting(owner, like):
-        buffer, is_written = original(owner, like)
-        found.append(is_written)
-        return buffer, is_written
-
-    monkeypatch.setattr(gradient_sink, "buffer_of", noting)
-    return found
 
 
 def _embed() -> Tensor:
