@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from attnres.ops.sources import Stack
@@ -25,7 +26,7 @@ def as_sources(sources: Sequence[Tensor] | Tensor, source_dim: int = 0) -> Seque
         if (
             source.shape != first.shape
             or source.device != first.device
-            or not source.is_floating_point()
+            or not _is_wide_enough(source.dtype)
         ):
             _refuse(i, source, first)
     if first.dim() == 0 or first.shape[-1] == 0:
@@ -65,7 +66,12 @@ def check_eps(eps: float) -> None:
 
 def _stack(tensor: Tensor, source_dim: int) -> Stack:
     n_axes = tensor.dim()
-    if n_axes < 2 or not -n_axes <= source_dim < n_axes or source_dim % n_axes == n_axes - 1:
+    if (
+        not isinstance(source_dim, int)
+        or n_axes < 2
+        or not -n_axes <= source_dim < n_axes
+        or source_dim % n_axes == n_axes - 1
+    ):
         raise ValueError(
             f"source_dim must be an axis before the last of {list(tensor.shape)}, got {source_dim}"
         )
@@ -73,8 +79,8 @@ def _stack(tensor: Tensor, source_dim: int) -> Stack:
 
 
 def _refuse(i: int, source: Tensor, first: Tensor) -> NoReturn:
-    if not source.is_floating_point():
-        raise ValueError(f"source {i} must be floating point, got {source.dtype}")
+    if not _is_wide_enough(source.dtype):
+        raise ValueError(f"source {i} must be floating point, 16 bits or more, got {source.dtype}")
     if source.shape != first.shape:
         raise ValueError(
             f"sources must have one shape: source {i} has {list(source.shape)}, "
@@ -87,7 +93,12 @@ def _refuse(i: int, source: Tensor, first: Tensor) -> NoReturn:
 
 
 def _check_number_and_device(name: str, x: Tensor, source: Tensor) -> None:
-    if not x.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    if not _is_wide_enough(x.dtype):
+        raise ValueError(f"{name} must be floating point, 16 bits or more, got {x.dtype}")
     if x.device != source.device:
         raise ValueError(f"{name} is on {x.device}, the sources on {source.device}")
+
+
+def _is_wide_enough(dtype: torch.dtype) -> bool:
+    """Types of 8 bits are for storage: torch has no arithmetic for them."""
+    return dtype.is_floating_point and dtype.itemsize > 1

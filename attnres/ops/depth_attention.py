@@ -170,7 +170,8 @@ def _check_reader(query: Tensor, sources: Sequence[Tensor], key_weight: Tensor, 
 def _check_readers(
     queries_QD: Tensor, sources: Sequence[Tensor], key_weights_QD: Tensor, eps: float
 ) -> None:
-    n_queries = queries_QD.shape[0] if isinstance(queries_QD, Tensor) and queries_QD.dim() else 1
+    is_stack = isinstance(queries_QD, Tensor) and queries_QD.dim() == 2
+    n_queries = queries_QD.shape[0] if is_stack else 1
     if n_queries == 0:
         raise ValueError("phase 1 needs at least one query, got none")
     check_parameter("queries_QD", queries_QD, sources[0], n_queries)

@@ -22,9 +22,20 @@ V = torch.ones(2, 3, 4)
         (D4, [], D4, "at least one source, got none"),
         (D4, [torch.tensor(1.0)], D4, r"shape \[..., D\] with D > 0, got \[\]"),
         (torch.ones(0), [torch.ones(2, 0)], torch.ones(0), r"with D > 0, got \[2, 0\]"),
-        (D4, [V, V.int()], D4, r"source 1 must be floating point, got torch\.int32"),
-        (D4, [V.bool()], D4, r"source 0 must be floating point, got torch\.bool"),
-        (D4, [V.to(torch.complex64)], D4, r"source 0 must be floating point, got torch\.complex64"),
+        (
+            D4,
+            [V, V.int()],
+            D4,
+            r"source 1 must be floating point, 16 bits or more, got torch\.int32",
+        ),
+        (D4, [V.bool()], D4, r"source 0 must be floating point, 16 bits or more, got torch\.bool"),
+        (
+            D4,
+            [V.to(torch.complex64)],
+            D4,
+            r"source 0 must be floating point, 16 bits or more, got torch\.complex64",
+        ),
+        (D4, [V.to(torch.float8_e5m2)], D4, r"source 0 must be .* got torch\.float8_e5m2"),
         (D4, [V, V, V[:1]], D4, r"source 2 has \[1, 3, 4\], source 0 has \[2, 3, 4\]"),
         (D4, [V, D4], D4, r"source 1 has \[4\], source 0 has \[2, 3, 4\]"),
         (D4, [V, V.to("meta")], D4, "source 1 is on meta, source 0 on cpu"),
@@ -32,8 +43,13 @@ V = torch.ones(2, 3, 4)
         (torch.ones(1, 4), [V], D4, r"query_D must have shape \[4\].*got \[1, 4\]"),
         (torch.ones(1), [V], D4, r"query_D must have shape \[4\].*got \[1\]"),
         (D4, [V], torch.ones(5), r"key_weight_D must have shape \[4\].*got \[5\]"),
-        (D4.int(), [V], D4, r"query_D must be floating point, got torch\.int32"),
-        (D4, [V], D4.long(), r"key_weight_D must be floating point, got torch\.int64"),
+        (D4.int(), [V], D4, r"query_D must be floating point, 16 bits or more, got torch\.int32"),
+        (
+            D4,
+            [V],
+            D4.long(),
+            r"key_weight_D must be floating point, 16 bits or more, got torch\.int64",
+        ),
         (D4.to("meta"), [V], D4, "query_D is on meta, the sources on cpu"),
         (D4, [V], D4.to("meta"), "key_weight_D is on meta, the sources on cpu"),
     ],
@@ -84,3 +100,10 @@ def test_a_list_a_tuple_and_a_stack_of_sources_are_alike(op):
     query_D = torch.randn(4)
     expected = op(query_D, list(v_SD), D4)
     assert torch.equal(op(query_D, tuple(v_SD), D4), expected)
+
+
+@every_op
+@pytest.mark.parametrize("source_dim", [2, -1, -4, 0.0, None])
+def test_the_axis_of_the_sources_is_one_before_the_last(op, source_dim):
+    with pytest.raises(ValueError, match=rf"before the last of \[2, 3, 4\], got {source_dim}"):
+        op(D4, V, D4, source_dim=source_dim)
