@@ -138,11 +138,14 @@ def implementation(name: str, device: torch.device) -> Implementation:
 
 
 @_constant
-def fastest_impl(device: torch.device) -> str:
-    """Name of the implementation that `impl=None` takes for tensors on `device`.
+def fastest_impl(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+    """Name of the implementation that `impl=None` takes for sources of `dtype` on `device`.
 
     $ATTNRES_IMPL, if it is set; else the device's kernel; else, with one warning, plain PyTorch.
+    Triton has no float64 here: plain PyTorch computes it on a GPU.
     """
+    if device.type == "cuda" and dtype == torch.float64 and not os.environ.get(CHOICE):
+        return FALLBACK
     default, wanted = _default(device.type), FASTEST.get(device.type, FALLBACK)
     if default == FALLBACK != wanted and wanted in _causes and wanted not in _warned:
         _warned.add(wanted)

@@ -42,7 +42,7 @@ class CpuKernel(MemoryKernel):
 
     def __init__(self, variant: str, file: Path, op_name: str):
         self.variant, self.file = variant, file
-        library = ctypes.CDLL(str(file))
+        library = ctypes.CDLL(str(file.resolve()))
         self._forward, self._backward = library.attnres_forward, library.attnres_backward
         self._forward.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 4]
         self._backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]

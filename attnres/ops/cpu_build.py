@@ -25,7 +25,6 @@ FLAGS = (
 )
 # What each level of instructions asks of the processor (as /proc/cpuinfo says it) and the compiler.
 VARIANTS = {
-    "avx512_bf16": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma", "f16c"),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"),
     "avx2": ("avx2", "fma", "f16c"),
     "portable": (),
@@ -85,7 +84,7 @@ def compiler() -> list[str]:
 
 
 def _flags(variant: str) -> list[str]:
-    return [*FLAGS, *(f"-m{name.replace('_', '')}" for name in VARIANTS[variant])]
+    return [*FLAGS, *(f"-m{name}" for name in VARIANTS[variant])]
 
 
 def _features() -> set[str]:

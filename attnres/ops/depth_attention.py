@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from attnres.ops.backends import Implementation, fastest_impl, implementation
@@ -48,7 +47,7 @@ def depth_attention(
     """
     sources = as_sources(sources, source_dim)
     _check_reader(query_D, sources, key_weight_D, eps)
-    chosen = _choose(impl, query_D.device)
+    chosen = _choose(impl, sources[0])
     with without_autocast(query_D.device):
         return chosen.depth_attention(query_D, sources, key_weight_D, eps)
 
@@ -68,7 +67,7 @@ def depth_weights(
     """
     sources = as_sources(sources, source_dim)
     _check_reader(query_D, sources, key_weight_D, eps)
-    chosen = _choose(impl, query_D.device)
+    chosen = _choose(impl, sources[0])
     with without_autocast(query_D.device):
         return chosen.depth_weights(query_D, sources, key_weight_D, eps)
 
@@ -97,7 +96,7 @@ def depth_attention_queries(
     """
     sources = as_sources(sources, source_dim)
     _check_readers(queries_QD, sources, key_weights_QD, eps)
-    chosen = _choose(impl, queries_QD.device)
+    chosen = _choose(impl, sources[0])
     with without_autocast(queries_QD.device):
         return chosen.depth_attention_queries(queries_QD, sources, key_weights_QD, eps)
 
@@ -133,7 +132,7 @@ def merge(
     partials = as_sources([partial] if isinstance(partial, Tensor) else partial)
     _check_reader(query_D, partials, key_weight_D, eps)
     check_mix(mix_D, lse, partials[0])
-    chosen = _choose(impl, query_D.device)
+    chosen = _choose(impl, partials[0])
     with without_autocast(query_D.device):
         return chosen.merge(mix_D, lse, partials, query_D, key_weight_D, eps)
 
@@ -152,13 +151,14 @@ def split_queries(
     """
     sources = as_sources(sources)
     _check_readers(queries_QD, sources, key_weights_QD, eps)
-    chosen = _choose(impl, queries_QD.device)
+    chosen = _choose(impl, sources[0])
     with without_autocast(queries_QD.device):
         return chosen.split_queries(queries_QD, sources, key_weights_QD, eps)
 
 
-def _choose(impl: str | None, device: torch.device) -> Implementation:
-    return implementation(fastest_impl(device) if impl is None else impl, device)
+def _choose(impl: str | None, source: Tensor) -> Implementation:
+    name = fastest_impl(source.device, source.dtype) if impl is None else impl
+    return implementation(name, source.device)
 
 
 def _check_reader(query: Tensor, sources: Sequence[Tensor], key_weight: Tensor, eps: float) -> None:

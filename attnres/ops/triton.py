@@ -265,19 +265,71 @@ def _max_programs(device: torch.device, n_queries: int) -> int:
 
 
 class TritonKernel(MemoryKernel):
-    """These functions and their op."""
+    """These functions, for any number of queries, and their op."""
 
     device_type = "cpu" if INTERPRETED else "cuda"
-    forward = staticmethod(forward)
-    backward = staticmethod(backward)
 
     def __init__(self):
         self.op = define("triton_read", self, self.device_type.upper())
+
+    def forward(
+        self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, eps: float
+    ) -> ReadResult:
+        parts = [
+            forward(folded_QD[part], sources, given and Given(*(x[part] for x in given)), eps)
+            for part in _parts(len(folded_QD))
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        mix_QD, lse_Q = (
+            torch.cat(tensors) for tensors in zip(*(p[:2] for p in parts), strict=True)
+        )
+        logits_QS = torch.cat([part.saved[1] for part in parts])
+        return ReadResult(mix_QD, lse_Q, (parts[0].saved[0], logits_QS))
+
+    def backward(
+        self,
+        upstream: Upstream,
+        folded_QD: Tensor,
+        sources: Sequence[Tensor],
+        given: Given | None,
+        saved: Sequence[Tensor],
+        into: SourceGradients,
+        needs_folded: bool,
+    ) -> OtherGradients:
+        rstd_S, logits_QS = saved
+        found = []
+        for part in _parts(len(folded_QD)):
+            grad_lse_Q = None if upstream.lse_Q is None else upstream.lse_Q[part]
+            some = backward(
+                Upstream(upstream.mixes[part], grad_lse_Q),
+                folded_QD[part],
+                sources,
+                given and Given(*(x[part] for x in given)),
+                (rstd_S, logits_QS[part]),
+                into,
+                needs_folded,
+            )
+            found.append(some)
+            into = SourceGradients(into.buffers, [True] * len(into.buffers))
+        if len(found) == 1:
+            return found[0]
+        return OtherGradients(*(_joined(tensors) for tensors in zip(*found, strict=True)))
 
     @property
     def description(self) -> str:
         where = "interpreted on the CPU" if INTERPRETED else torch.cuda.get_device_name()
         return f"Triton {triton.__version__}, {where}."
+
+
+def _parts(n_queries: int) -> list[slice]:
+    """As many queries at once as have room in registers."""
+    return [slice(i, i + MAX_QUERIES) for i in range(0, n_queries, MAX_QUERIES)]
+
+
+def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    given = [x for x in tensors if x is not None]
+    return torch.cat(given) if given else None
 
 
 @cache  # its op is defined once

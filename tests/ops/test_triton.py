@@ -289,3 +289,11 @@ def test_the_budget_catches_a_small_fault(fault):
 
     with pytest.raises(AssertionError, match="budget"):
         assert_kernel_within_budget(Faulty, case)
+
+
+@pytest.mark.parametrize("with_given", [False, True])
+def test_more_queries_than_a_program_takes_go_in_parts(with_given, monkeypatch):
+    monkeypatch.setattr(kernel, "MAX_QUERIES", 2)
+    case = case_of(5, 3, 7, 20, with_given=with_given)
+    accumulate = [False, True, False]
+    assert_kernel_within_budget(kernel.kernel(), case, accumulate=accumulate)
