@@ -48,17 +48,17 @@ def test_fake_tensors_give_shapes(impl):
 class Wrapper(torch.Tensor):
     """A subclass without memory: every operator goes to the tensor that it wraps."""
 
-    inner: torch.Tensor
+    wrapped: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner):
-        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        wrapper.inner = inner
+    def __new__(cls, wrapped):
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)
+        wrapper.wrapped = wrapped
         return wrapper
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        args, kwargs = tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
+        args, kwargs = tree_map_only(cls, lambda x: x.wrapped, (args, kwargs or {}))
         return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
 
 
@@ -70,7 +70,7 @@ def test_a_kernel_reads_no_memory_of_tensors_that_have_none(impl):
     wrapped = [Wrapper(source) for source in read.sources]
     actual = depth_attention(read.query_D, wrapped, read.key_weight_D, impl=impl)
     assert isinstance(actual, Wrapper)
-    torch.testing.assert_close(actual.inner, expected)
+    torch.testing.assert_close(actual.wrapped, expected)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = [mode.from_tensor(source) for source in read.sources]
     actual = depth_attention(read.query_D, fake, read.key_weight_D, impl=impl)

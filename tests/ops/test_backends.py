@@ -4,11 +4,12 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
-from attnres.ops.backends import LOADERS, Loader, implementation, loaded
+from attnres.ops.backends import LOADERS, Implementation, Loader, implementation, loaded
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def slow(monkeypatch) -> Iterator[list[int]]:
     def load():
         loads.append(len(loads))
         time.sleep(0.05)  # the other threads come meanwhile
-        return SimpleNamespace()
+        return cast(Implementation, SimpleNamespace())
 
     monkeypatch.setitem(LOADERS, "slow", Loader(load, str))
     yield loads
