@@ -47,7 +47,7 @@ class _Owner(torch.autograd.Function):
 
 
 def own(source: Tensor) -> Tensor:
-    """The same source, whose readers share one gradient buffer."""
+    """The same source, whose readers share one gradient buffer; not to be changed in place."""
     if not torch.is_grad_enabled() or not source.requires_grad or _is_transformed():
         return source
     owned = _Owner.apply(source)
