@@ -11,5 +11,5 @@ KERNELS = sorted(set(IMPLEMENTATIONS) - {"reference"})
 
 def install(monkeypatch, name: str, fake: object) -> None:
     """Let `impl=name` be `fake` until the test ends."""
-    monkeypatch.setitem(LOADERS, name, Loader(lambda: fake, str))  # type: ignore[arg-type]
+    monkeypatch.setitem(LOADERS, name, Loader(lambda: fake, str))  # type: ignore[arg-type]  a fake
     monkeypatch.setitem(loaded, name, fake)

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _constant(function: F) -> F:
     """As `torch.compiler.assume_constant_result`, which would import the whole compiler."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  read by the compiler
     return function
 
 

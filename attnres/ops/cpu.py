@@ -20,10 +20,10 @@ from attnres.ops.kernel import (
     ReadResult,
     SourceGradients,
     Upstream,
+    gradient_like,
 )
 from attnres.ops.library import define
 
-CONTIGUOUS = torch.contiguous_format
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 NUMBERS_A_THREAD = 1 << 14  # of the sources: fewer are not worth waking a thread
 STREAM_BYTES = 1 << 24  # outputs as large are not in cache when they are read next
@@ -79,8 +79,8 @@ class CpuKernel(MemoryKernel):
         needs_folded: bool,
     ) -> OtherGradients:
         grad_folded_QD = torch.empty_like(folded_QD) if needs_folded else None
-        grad_mix_QD = torch.empty_like(given.mix_QD, memory_format=CONTIGUOUS) if given else None
-        grad_lse_Q = torch.empty_like(given.lse_Q, memory_format=CONTIGUOUS) if given else None
+        grad_mix_QD = gradient_like(given.mix_QD) if given else None
+        grad_lse_Q = gradient_like(given.lse_Q) if given else None
         call = _Call(folded_QD, sources, given)
         buffers = [None if x is None else _rows(x) for x in into.buffers]
         written = [b for b, added in zip(buffers, into.accumulate, strict=True) if b and not added]

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from attnres.ops.kernel import gradient_like
+
 # A leaf that nobody asks a gradient of by name: a backward restricted to some inputs leaves it out.
 _WITNESS = torch.zeros(0, requires_grad=True)
 _WITNESS_NODE = get_gradient_edge(_WITNESS).node  # held, since a leaf lets go of an unused one
@@ -77,7 +79,7 @@ def is_open(owner: Any | None) -> bool:
     """Whether, in this backward, a buffer would be seen by its owner alone."""
     if owner is None or any(owner.hooks) or _is_compiled_autograd():
         return False
-    if not torch._C._will_engine_execute_node(_WITNESS_NODE):  # type: ignore[attr-defined]
+    if not torch._C._will_engine_execute_node(_WITNESS_NODE):  # type: ignore[attr-defined]  not in its stubs
         return False
     source = owner.source()
     return source is None or not source.retains_grad
@@ -89,7 +91,7 @@ def buffer_of(owner: Any, like: Tensor) -> tuple[Tensor, bool]:
     buffer = owner.buffers.get(run)
     if buffer is not None:
         return buffer, True
-    buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+    buffer = gradient_like(like)
     owner.buffers[run] = buffer  # beside those of other threads
     return buffer, False
 

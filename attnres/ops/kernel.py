@@ -49,6 +49,11 @@ class OtherGradients(NamedTuple):
     lse_Q: Tensor | None
 
 
+def gradient_like(x: Tensor) -> Tensor:
+    """Room for the gradient of `x`, its rows side by side whatever the strides of `x`."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 class Kernel(Protocol):
     """A module with these two functions.
 

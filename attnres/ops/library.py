@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from attnres.ops.kernel import Given, Kernel, SourceGradients, Upstream
+from attnres.ops.kernel import Given, Kernel, SourceGradients, Upstream, gradient_like
 from attnres.ops.precision import without_autocast
 
 LIBRARY = torch.library.Library("attnres", "DEF")
@@ -55,7 +55,7 @@ def _backward(kernel: Kernel) -> Callable[..., list[Tensor]]:
         grads = [None] * len(folded_QD) if grad_mix_QD is None else grad_mix_QD.unbind(0)
         needs_folded, *needs_source = needed
         buffers = [
-            _contiguous(v) if n else None for v, n in zip(sources, needs_source, strict=True)
+            gradient_like(v) if n else None for v, n in zip(sources, needs_source, strict=True)
         ]
         other = kernel.backward(
             Upstream(grads, grad_lse_Q),
@@ -88,10 +88,10 @@ def _fake_backward(
     needs_folded, *needs_source = needed
     return [
         torch.empty_like(folded_QD) if needs_folded else folded_QD.new_empty(0),
-        folded_QD.new_empty(0) if mix_QD is None else _contiguous(mix_QD),
-        folded_QD.new_empty(0) if lse_Q is None else _contiguous(lse_Q),
+        folded_QD.new_empty(0) if mix_QD is None else gradient_like(mix_QD),
+        folded_QD.new_empty(0) if lse_Q is None else gradient_like(lse_Q),
         *(
-            _contiguous(v) if n else folded_QD.new_empty(0)
+            gradient_like(v) if n else folded_QD.new_empty(0)
             for v, n in zip(sources, needs_source, strict=True)
         ),
     ]
@@ -135,10 +135,6 @@ def _refuse_second_derivative(ctx: Any, *_: Any) -> NoReturn:
 
 def _given(mix_QD: Tensor | None, lse_Q: Tensor | None) -> Given | None:
     return None if mix_QD is None or lse_Q is None else Given(mix_QD, lse_Q)
-
-
-def _contiguous(like: Tensor) -> Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:

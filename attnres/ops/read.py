@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnres.ops import gradient_sink, reference
-from attnres.ops.kernel import Given, Kernel, MemoryKernel, SourceGradients, Upstream
+from attnres.ops.kernel import Given, Kernel, MemoryKernel, SourceGradients, Upstream, gradient_like
 from attnres.ops.precision import without_autocast
 from attnres.ops.sources import Stack
 
@@ -108,13 +108,13 @@ def _destinations(
     """The gradients to return, and the buffers to fill, of which some belong to their source."""
     needed = ctx.needs_input_grad[5:]
     if ctx.plan.stacked_along is not None:
-        gradient = _empty(sources[0]) if needed[0] else None
+        gradient = gradient_like(sources[0]) if needed[0] else None
         buffers = _unpacked(ctx.plan, sources if gradient is None else [gradient])
         into = [None] * len(buffers) if gradient is None else buffers
         return [gradient], SourceGradients(into, [False] * len(into))
     owners = _open_owners(ctx)
     gradients = [
-        _empty(source) if is_needed and owner is None else None
+        gradient_like(source) if is_needed and owner is None else None
         for source, is_needed, owner in zip(sources, needed, owners, strict=True)
     ]
     into, accumulate = list(gradients), [False] * len(sources)
@@ -131,10 +131,6 @@ def _open_owners(ctx: Any) -> list[Any | None]:
         fills = needed and gradient_sink.is_open(owner)
         owners.append(owner if fills and owner not in owners else None)
     return owners
-
-
-def _empty(source: Tensor) -> Tensor:
-    return torch.empty_like(source, memory_format=torch.contiguous_format)
 
 
 def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) -> tuple:

@@ -141,7 +141,7 @@ def test_a_hook_on_the_node_of_a_source_sees_the_whole_gradient(is_prehook, fill
         node = _node(graph.sources[2])
         if is_prehook:
             node.register_prehook(lambda g: seen.append(g[0].clone()) or (2 * g[0],))
-        elif graph.sources[2].grad_fn.name().startswith("_Owner"):  # type: ignore[union-attr]
+        elif graph.sources[2].grad_fn.name().startswith("_Owner"):  # type: ignore[union-attr]  it has one
             node.register_hook(lambda _, g: seen.append(g[0].clone()))
         graph.read().loss().backward()
         return seen

@@ -58,7 +58,7 @@ def test_buffers_are_gone_after_a_backward_and_the_graph_with_its_last_name():
         loss = graph.loss()
         for _ in range(2):
             loss.backward(retain_graph=True)
-            assert not any(owner.buffers for owner in owners)  # type: ignore[attr-defined]
+            assert not any(owner.buffers for owner in owners)  # type: ignore[attr-defined]  set by `own`
         references = [weakref.ref(x) for x in (*graph.sources, *graph.mixes, loss)]
         del graph, owners, loss
         assert [reference() for reference in references] == [None] * len(references)

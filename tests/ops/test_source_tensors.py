@@ -103,7 +103,6 @@ def _addresses_read(monkeypatch, call: Callable[[], object]) -> list[int]:
     return found
 
 
-@pytest.mark.skipif("cpu" not in IMPLEMENTATIONS, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize(("shape", "source_dim"), PLACES[:-1], ids=str)  # the last has two strides
 def test_the_cpu_kernel_reads_and_writes_a_bank_in_place(monkeypatch, shape, source_dim):
     implementation("cpu", torch.device("cpu"))
