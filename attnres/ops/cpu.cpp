@@ -57,7 +57,8 @@ template <class T> struct Tile {
     const int64_t n, first;  // of what is mixed: the sources, after what is given
     const int64_t most;      // tokens
     const int64_t lead;      // rows
-    std::vector<A> folded_rows, alpha;
+    Lines<A> folded_rows;
+    std::vector<A> alpha;
     std::vector<const A*> folded;
     std::vector<const T*> values;
 
@@ -154,7 +155,8 @@ template <class T, bool STREAM> struct Backward {
     const int64_t S, Q, R, n, first, dim, width;
     const int64_t columns;  // whose wide rows stay in the first-level cache
     const A *logits, *rstd, *grad_lse;
-    std::vector<A> e_rows, inner, slope, key_slope, alpha_SQ, slope_SQ, radial, folded_part;
+    Lines<A> e_rows, folded_part;
+    std::vector<A> inner, slope, key_slope, alpha_SQ, slope_SQ, radial;
     std::vector<const A*> e;
     std::vector<AddWide<T>> parts;
     int64_t n_summed = 0;

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <utility>
+#include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -18,6 +20,18 @@ constexpr int VECTOR_BYTES = 32;
 constexpr int VECTOR_BYTES = 16;
 #endif
 constexpr int LINE_BYTES = 64;
+
+// Memory whose vectors do not lie across two cache lines.
+template <class A> struct OnLines {
+    using value_type = A;
+    OnLines() = default;
+    template <class B> OnLines(const OnLines<B>&) {}
+    static constexpr std::align_val_t line{LINE_BYTES};
+    A* allocate(size_t n) { return static_cast<A*>(::operator new(n * sizeof(A), line)); }
+    void deallocate(A* p, size_t) { ::operator delete(p, line); }
+    bool operator==(const OnLines&) const = default;
+};
+template <class A> using Lines = std::vector<A, OnLines<A>>;
 
 struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
