@@ -1,9 +1,9 @@
 // Depth attention on the CPU, behind a plain C interface. Formulas: closed_form.py.
 //
 // A token's S rows are read from memory once: the first pass over them finds the scalars, the
-// second finds them in cache. While a row is worked on a later one is fetched: the processor's own
-// prefetcher starts anew at each row. Sums over tokens are taken in a fixed order, whatever the
-// number of threads.
+// second finds them in cache. Each pass fetches half of what a later token will read, so that
+// memory is never idle: the processor's own prefetcher starts anew at each row. Sums over tokens
+// are taken in a fixed order, whatever the number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -45,60 +45,77 @@ constexpr int64_t TASKS = 64;             // at most; each sums its rows' share 
 constexpr int64_t ROWS_A_TASK = 16;       // at least
 constexpr int64_t ROWS_IN_FLOAT = 32;     // summed in the rows' precision, then in double
 constexpr int64_t NEAR_BYTES = 1 << 14;   // half of a first-level cache
-constexpr int64_t TILE_BYTES = 3 << 15;   // part of a second-level one: gradients pass too
-constexpr int64_t LEAD_BYTES = 1 << 12;   // fetched ahead: the time that memory takes to answer
+constexpr int64_t LEAD_BYTES = 1 << 13;   // fetched ahead, at least: memory takes time to answer
 
-// Typed pointers into a read, and a thread's room for the scalars of a tile: a few tokens whose
-// rows stay in the second-level cache, so that of each source several rows are read in one go.
-template <class T> struct Tile {
+// Typed pointers into a read, and a thread's room for the scalars of one token.
+template <class T> struct Token {
     using A = Arithmetic<T>;
     const Read& read;
     const int64_t S, Q, R, dim, width;
     const int64_t n, first;  // of what is mixed: the sources, after what is given
-    const int64_t most;      // tokens
-    const int64_t lead;      // rows
+    const int64_t lead;      // tokens
+    int64_t r = 0;
     Lines<A> folded_rows;
-    std::vector<A> alpha;
+    std::vector<A> alpha;  // [Q, n]
     std::vector<const A*> folded;
-    std::vector<const T*> values;
+    std::vector<const T*> values, later, later_halves;  // n rows each
 
-    Tile(const Read& r, int64_t wide_rows)
-        : read(r), S(r.n_sources), Q(r.n_queries), R(r.n_rows), dim(r.dim),
-          width(Wide<T>::width(dim)), n(S + (r.given_mix != nullptr)), first(n - S),
-          most(std::clamp<int64_t>(
-              TILE_BYTES / (S * dim * sizeof(T) + wide_rows * width * sizeof(A)), 1, 16)),
-          lead(std::max<int64_t>(1, LEAD_BYTES / (dim * sizeof(T)))), folded_rows(Q * width),
-          alpha(most * Q * n), folded(Q), values(n) {
+    explicit Token(const Read& read)
+        : read(read), S(read.n_sources), Q(read.n_queries), R(read.n_rows), dim(read.dim),
+          width(Wide<T>::width(dim)), n(S + (read.given_mix != nullptr)), first(n - S),
+          lead((LEAD_BYTES - 1) / int64_t(n * dim * sizeof(T)) + 1), folded_rows(Q * width),
+          alpha(Q * n), folded(Q), values(n), later(n), later_halves(n) {
         for (int64_t q = 0; q < Q; ++q) {
-            const A* plain = static_cast<const A*>(r.folded) + q * dim;
+            const A* plain = static_cast<const A*>(read.folded) + q * dim;
             for (int64_t i = 0; i < dim; ++i)
                 folded_rows[q * width + Wide<T>::place(i)] = quiet(plain[i]);
             folded[q] = &folded_rows[q * width];
         }
     }
 
+    void enter(int64_t row) {
+        r = row;
+        const int64_t then = std::min(R - 1, r + lead);
+        for (int64_t i = 0; i < n; ++i) {
+            later[i] = i < first ? given(0, then) : source(i - first, then);
+            later_halves[i] = later[i] + dim / 2;
+            values[i] = i < first ? nullptr : source(i - first, r);
+        }
+    }
     const T* source(int64_t s, int64_t row) const {
         return static_cast<const T*>(read.sources[s]) + row * read.source_strides[s];
     }
     const T* given(int64_t q, int64_t row) const {
         return static_cast<const T*>(read.given_mix) + (q * R + row) * dim;
     }
-    // what the first pass over a tile, source by source, reads `lead` rows after this one
-    const T* following(int64_t s, int64_t row, int64_t tile, int64_t tile_end, int64_t end) const {
-        const int64_t count = tile_end - tile, place = s * count + row - tile + lead;
-        if (place < S * count) return source(place / count, tile + place % count);
-        const int64_t later = tile_end + place - S * count;
-        return later < end ? source(0, later) : nullptr;
-    }
-    const T* const* values_of(int64_t q, int64_t row) {
-        for (int64_t s = 0; s < S; ++s) values[first + s] = source(s, row);
-        if (first) values[0] = given(q, row);
+    // What is mixed for query q; the first query fetches.
+    const T* const* values_of(int64_t q) {
+        if (first) values[0] = given(q, r);
         return values.data();
     }
-    A* alpha_of(int64_t t, int64_t q) { return &alpha[(t * Q + q) * n]; }
-    A weigh(int64_t t, int64_t q, int64_t row, const A* logits) {
-        const A* given_lse = first ? static_cast<const A*>(read.given_lse) + q * R + row : nullptr;
-        return softmax(logits, S, given_lse, alpha_of(t, q));
+    const T* const* fetched_by(int64_t q) const { return q ? values.data() : later_halves.data(); }
+
+    // out(q, s) takes the product of source s and with[q].
+    template <bool SQUARES, class Out> void products_of(const A* const* with, A* squares, Out out) {
+        by_four(Q, [&](int64_t q, auto queries) {
+            constexpr int ROWS = queries() == 1 ? 4 : 2;
+            in_groups<ROWS>(S, [&](int64_t s, auto count) {
+                A dots[queries()][count()];
+                const T* const* rows = &values[first + s];
+                if (q == 0)
+                    products<queries(), count(), SQUARES>(rows, with, dim, &later[first + s], dots,
+                                                          squares + s);
+                else
+                    products<queries(), count(), false>(rows, with + q, dim, rows, dots, squares);
+                for (int64_t p = 0; p < queries(); ++p)
+                    for (int64_t j = 0; j < count(); ++j) out(q + p, s + j) = dots[p][j];
+            });
+        });
+    }
+    A* alpha_of(int64_t q) { return &alpha[q * n]; }
+    A weigh(int64_t q, const A* logits) {
+        const A* given_lse = first ? static_cast<const A*>(read.given_lse) + q * R + r : nullptr;
+        return softmax(logits, S, given_lse, alpha_of(q));
     }
 };
 
@@ -106,52 +123,35 @@ template <class T, bool STREAM>
 void forward_rows(const Read& read, int64_t begin, int64_t end, T* out, Arithmetic<T>* lse,
                   Arithmetic<T>* rstd, Arithmetic<T>* logits) {
     using A = Arithmetic<T>;
-    Tile<T> tile(read, 0);
-    const int64_t S = tile.S, Q = tile.Q, R = tile.R, n = tile.n, dim = tile.dim;
+    Token<T> token(read);
+    const int64_t S = token.S, Q = token.Q, R = token.R, n = token.n, dim = token.dim;
     std::vector<Write<STREAM, T>> mixes(Q);
-    for (int64_t from = begin, to; from < end; from = to) {
-        to = std::min(end, from + tile.most);
-        by_four(Q, [&](int64_t q, auto many) {
-            for (int64_t s = 0; s < S; ++s)
-                for (int64_t r = from; r < to; ++r) {
-                    const T* row = tile.source(s, r);
-                    A dots[many()], *squares = &rstd[r * S + s];
-                    if (q == 0)
-                        products<many(), true>(row, &tile.folded[q], dim,
-                                               tile.following(s, r, from, to, end), dots, squares);
-                    else
-                        products<many(), false, T>(row, &tile.folded[q], dim, nullptr, dots,
-                                                   nullptr);
-                    for (int64_t p = 0; p < many(); ++p)
-                        logits[((q + p) * R + r) * S + s] = dots[p];
-                }
-        });
-        for (int64_t r = from; r < to; ++r) {
-            A* scales = rstd + r * S;
-            for (int64_t s = 0; s < S; ++s)
-                scales[s] = 1 / std::sqrt(scales[s] / dim + static_cast<A>(read.eps));
-            for (int64_t q = 0; q < Q; ++q) {
-                A* scores = logits + (q * R + r) * S;
-                for (int64_t s = 0; s < S; ++s) scores[s] *= scales[s];
-                lse[q * R + r] = tile.weigh(r - from, q, r, scores);
-                mixes[q].row = out + (q * R + r) * dim;
-            }
-            by_four(Q, [&](int64_t q, auto many) {
-                if (!tile.first)
-                    mix<many()>(tile.values_of(q, r), n, tile.alpha_of(r - from, q), dim,
-                                &mixes[q]);
-                else
-                    for (int64_t p = q; p < q + many(); ++p)
-                        mix<1>(tile.values_of(p, r), n, tile.alpha_of(r - from, p), dim, &mixes[p]);
-            });
+    for (int64_t r = begin; r < end; ++r) {
+        A* scales = rstd + r * S;
+        const auto logit = [&](int64_t q, int64_t s) -> A& { return logits[(q * R + r) * S + s]; };
+        token.enter(r);
+        token.template products_of<true>(token.folded.data(), scales, logit);
+        for (int64_t s = 0; s < S; ++s)
+            scales[s] = 1 / std::sqrt(scales[s] / dim + static_cast<A>(read.eps));
+        for (int64_t q = 0; q < Q; ++q) {
+            for (int64_t s = 0; s < S; ++s) logit(q, s) *= scales[s];
+            lse[q * R + r] = token.weigh(q, &logit(q, 0));
+            mixes[q].row = out + (q * R + r) * dim;
         }
+        // what is given differs from query to query
+        const auto mix_some = [&](int64_t q, auto many) {
+            mix<many()>(token.values_of(q), n, token.alpha_of(q), dim, token.fetched_by(q),
+                        &mixes[q]);
+        };
+        if (token.first) in_groups<1>(Q, mix_some);
+        else by_four(Q, mix_some);
     }
 }
 
 template <class T, bool STREAM> struct Backward {
     using A = Arithmetic<T>;
     const Gradients& gradients;
-    Tile<T> tile;
+    Token<T> token;
     const int64_t S, Q, R, n, first, dim, width;
     const int64_t columns;  // whose wide rows stay in the first-level cache
     const A *logits, *rstd, *grad_lse;
@@ -159,88 +159,86 @@ template <class T, bool STREAM> struct Backward {
     std::vector<A> inner, slope, key_slope, alpha_SQ, slope_SQ, radial;
     std::vector<const A*> e;
     std::vector<AddWide<T>> parts;
+    std::vector<int64_t> written, added_to;  // sources, by what is done to their buffers
     int64_t n_summed = 0;
 
     Backward(const Read& read, const Gradients& g)
-        : gradients(g), tile(read, read.n_queries), S(tile.S), Q(tile.Q), R(tile.R), n(tile.n),
-          first(tile.first), dim(tile.dim), width(tile.width),
-          columns(std::max<int64_t>(NEAR_BYTES / ((tile.most + 1) * Q * sizeof(A)) / 64, 1) * 64),
+        : gradients(g), token(read), S(token.S), Q(token.Q), R(token.R), n(token.n),
+          first(token.first), dim(token.dim), width(token.width),
+          columns(std::max<int64_t>(NEAR_BYTES / (2 * Q * sizeof(A)) / 64, 1) * 64),
           logits(static_cast<const A*>(g.logits)), rstd(static_cast<const A*>(g.rstd)),
-          grad_lse(static_cast<const A*>(g.grad_lse)), e_rows(tile.most * Q * width),
-          inner(tile.most * Q * n), slope(n), key_slope(tile.most * Q * S),
-          alpha_SQ(tile.most * S * Q), slope_SQ(tile.most * S * Q), radial(tile.most * S),
-          folded_part(g.folded ? Q * width : 0), e(tile.most * Q), parts(Q) {
-        for (int64_t i = 0; i < tile.most * Q; ++i) e[i] = &e_rows[i * width];
-        for (int64_t q = 0; q < Q; ++q) parts[q].row = folded_part.data() + q * width;
+          grad_lse(static_cast<const A*>(g.grad_lse)), e_rows(Q * width),
+          folded_part(g.folded ? Q * width : 0), inner(Q * n), slope(n), key_slope(Q * S),
+          alpha_SQ(S * Q), slope_SQ(S * Q), radial(S), e(Q), parts(Q) {
+        for (int64_t s = 0; s < S; ++s)
+            if (g.buffers[s]) (g.accumulate[s] ? added_to : written).push_back(s);
+        for (int64_t q = 0; q < Q; ++q) {
+            e[q] = &e_rows[q * width];
+            parts[q].row = folded_part.data() + q * width;
+        }
     }
 
     // Rows begin to end; their share of dL/dfolded is added to folded_sum, wide rows.
     void run(int64_t begin, int64_t end, std::vector<double>& folded_sum) {
-        for (int64_t from = begin, to; from < end; from = to) {
-            to = std::min(end, from + tile.most);
-            find_inner(from, to, end);
-            for (int64_t r = from; r < to; ++r) {
-                for (int64_t q = 0; q < Q; ++q) find_slope(r - from, q, r);
-                find_radial(r - from, r);
+        for (int64_t r = begin; r < end; ++r) {
+            token.enter(r);
+            find_inner();
+            for (int64_t q = 0; q < Q; ++q) find_slope(q);
+            find_radial();
+            for (int64_t i = 0; i < dim; i += columns) {
+                fill<false>(written, i);
+                fill<true>(added_to, i);
             }
-            for (int64_t i = 0; i < dim; i += columns)
-                for (int64_t s = 0; s < S; ++s)
-                    for (int64_t r = from; gradients.buffers[s] && r < to; ++r)
-                        fill(s, r, from, to, i, std::min(columns, dim - i));
-            if (gradients.folded) add_folded(from, to, to == end, folded_sum);
+            if (gradients.folded) add_folded(r + 1 == end, folded_sum);
         }
     }
 
-    void find_inner(int64_t from, int64_t to, int64_t end) {
-        for (int64_t r = from; r < to; ++r)
-            for (int64_t q = 0; q < Q; ++q)
-                if (const T* grad = static_cast<const T*>(gradients.grad_mixes[q]))
-                    Wide<T>::read(&e_rows[((r - from) * Q + q) * width], grad + r * dim, dim);
-        by_four(Q, [&](int64_t q, auto many) {
-            for (int64_t s = 0; s < S; ++s)
-                for (int64_t r = from; r < to; ++r) {
-                    const T* next = q == 0 ? tile.following(s, r, from, to, end) : nullptr;
-                    const int64_t tq = (r - from) * Q + q;
-                    A dots[many()];
-                    products<many(), false, T>(tile.source(s, r), &e[tq], dim, next, dots, nullptr);
-                    for (int64_t p = 0; p < many(); ++p) inner[(tq + p) * n + first + s] = dots[p];
-                }
+    void find_inner() {
+        for (int64_t q = 0; q < Q; ++q)
+            if (const T* grad = static_cast<const T*>(gradients.grad_mixes[q]))
+                Wide<T>::read(&e_rows[q * width], grad + token.r * dim, dim);
+        token.template products_of<false>(e.data(), nullptr, [&](int64_t q, int64_t s) -> A& {
+            return inner[q * n + first + s];
         });
     }
 
     // dL/dlogit of every source for one query, and the gradients of what is given
-    void find_slope(int64_t t, int64_t q, int64_t r) {
-        tile.weigh(t, q, r, logits + (q * R + r) * S);
-        const A* alpha = tile.alpha_of(t, q);
-        A* inner_n = &inner[(t * Q + q) * n];
-        if (first)
-            products<1, false, T>(tile.given(q, r), &e[t * Q + q], dim, nullptr, inner_n, nullptr);
+    void find_slope(int64_t q) {
+        const int64_t row = q * R + token.r;
+        token.weigh(q, logits + row * S);
+        const A* alpha = token.alpha_of(q);
+        A* inner_n = &inner[q * n];
+        if (first) {
+            A dot[1][1];
+            products<1, 1, false>(token.values_of(q), &e[q], dim, token.fetched_by(q), dot,
+                                  inner_n);
+            inner_n[0] = dot[0][0];
+        }
         double mean = 0;
         for (int64_t i = 0; i < n; ++i) mean += double(alpha[i]) * inner_n[i];
-        const double shift = (grad_lse ? quiet(grad_lse[q * R + r]) : 0) - mean;
+        const double shift = (grad_lse ? quiet(grad_lse[row]) : 0) - mean;
         for (int64_t i = 0; i < n; ++i) slope[i] = static_cast<A>(alpha[i] * (inner_n[i] + shift));
         for (int64_t s = 0; s < S; ++s)
-            key_slope[(t * Q + q) * S + s] = slope[first + s] * rstd[r * S + s];
+            key_slope[q * S + s] = slope[first + s] * rstd[token.r * S + s];
         if (!first) return;
-        static_cast<A*>(gradients.given_lse)[q * R + r] = slope[0];
-        T* out = static_cast<T*>(gradients.given_mix) + (q * R + r) * dim;
+        static_cast<A*>(gradients.given_lse)[row] = slope[0];
+        T* out = static_cast<T*>(gradients.given_mix) + row * dim;
         over<1, T>(dim, [&](int64_t i, auto, auto how_much) {
-            const Pack<T> pack = scaled(alpha[0], Wide<T>::at(e[t * Q + q], i));
-            store<STREAM>(out + i, pack, how_much);
+            store<STREAM>(out + i, scaled(alpha[0], Wide<T>::at(e[q], i)), how_much);
         });
     }
 
     // the scalars of every source's gradient, query by query
-    void find_radial(int64_t t, int64_t r) {
+    void find_radial() {
         for (int64_t s = 0; s < S; ++s) {
             A sum = 0;
             for (int64_t q = 0; q < Q; ++q) {
-                const A key = key_slope[(t * Q + q) * S + s];
-                alpha_SQ[(t * S + s) * Q + q] = tile.alpha_of(t, q)[first + s];
-                slope_SQ[(t * S + s) * Q + q] = key;
-                sum -= key * logits[(q * R + r) * S + s];
+                const A key = key_slope[q * S + s];
+                alpha_SQ[s * Q + q] = token.alpha_of(q)[first + s];
+                slope_SQ[s * Q + q] = key;
+                sum -= key * logits[(q * R + token.r) * S + s];
             }
-            radial[t * S + s] = sum * rstd[r * S + s] / dim;
+            radial[s] = sum * rstd[token.r * S + s] / dim;
         }
     }
 
@@ -248,26 +246,29 @@ template <class T, bool STREAM> struct Backward {
         return static_cast<T*>(gradients.buffers[s]) + r * gradients.buffer_strides[s];
     }
 
-    // Columns i to i + count of the gradient of source s; fetches what is added to next.
-    void fill(int64_t s, int64_t r, int64_t from, int64_t to, int64_t i, int64_t count) {
-        const int64_t after = r + 1 < to ? s : s + 1;
-        const bool is_added_to = after < S && gradients.accumulate[after];
-        const T* next = is_added_to ? buffer(after, r + 1 < to ? r + 1 : from) + i : nullptr;
-        const auto fill = gradients.accumulate[s] ? source_gradient<true, false, T>
-                                                  : source_gradient<false, STREAM, T>;
-        const int64_t t = r - from, at = t * S + s;
-        fill(tile.source(s, r) + i, radial[at], &e[t * Q], &alpha_SQ[at * Q], tile.folded.data(),
-             &slope_SQ[at * Q], Q, i, count, buffer(s, r) + i, next);
+    // Columns from i on of the gradients of some sources.
+    template <bool ADD> void fill(const std::vector<int64_t>& which, int64_t i) {
+        constexpr int AT_ONCE = STREAM ? 4 / Pack<T>::vectors : 4;  // past caches: whole lines
+        in_groups<AT_ONCE>(which.size(), [&](int64_t from, auto many) {
+            SourceGradient<T> some[many()];
+            for (int64_t j = 0; j < many(); ++j) {
+                const int64_t s = which[from + j];
+                const T* next_out = ADD ? buffer(s, std::min(R - 1, token.r + token.lead)) : nullptr;
+                some[j] = {token.values[first + s] + i, buffer(s, token.r) + i,
+                           token.later_halves[first + s] + i / 2, next_out + (ADD ? i : 0),
+                           radial[s], &alpha_SQ[s * Q], &slope_SQ[s * Q]};
+            }
+            source_gradients<many(), ADD, STREAM && !ADD>(some, e.data(), token.folded.data(), Q,
+                                                          i, std::min(columns, dim - i));
+        });
     }
 
-    void add_folded(int64_t from, int64_t to, bool last, std::vector<double>& folded_sum) {
-        for (int64_t r = from; r < to; ++r)
-            by_four(Q, [&](int64_t q, auto many) {
-                const A* weights = &key_slope[((r - from) * Q + q) * S];
-                mix<many()>(tile.values_of(0, r) + first, S, weights, dim, &parts[q]);
-            });
-        n_summed += to - from;
-        if (n_summed < ROWS_IN_FLOAT && !last) return;
+    void add_folded(bool last, std::vector<double>& folded_sum) {
+        const T* const* rows = token.values.data() + first;
+        by_four(Q, [&](int64_t q, auto many) {
+            mix<many(), T>(rows, S, &key_slope[q * S], dim, rows, &parts[q]);
+        });
+        if (++n_summed < ROWS_IN_FLOAT && !last) return;
         for (int64_t i = 0; i < Q * width; ++i) folded_sum[i] += folded_part[i];
         std::fill(folded_part.begin(), folded_part.end(), A(0));
         n_summed = 0;

@@ -6,32 +6,50 @@
 
 #include "cpu_vector.h"
 
-constexpr int ACCUMULATORS = 8; // vectors that leave registers for the operands
-
-template <class T> inline void fetch(const T* p, int64_t i, int packs) {
+// Fetches lines of p, as many as n numbers take, from the number at i on.
+template <class T> INLINE inline void fetch(const T* p, int64_t i, int n) {
     const char* at = reinterpret_cast<const char*>(p + i);
-    for (int b = 0; b < packs * VECTOR_BYTES; b += LINE_BYTES) __builtin_prefetch(at + b);
+    for (int b = 0; b < n * int(sizeof(T)); b += LINE_BYTES) __builtin_prefetch(at + b);
 }
 
-// out[q] = row . with[q] for QUERIES wide rows, and the sum of squares where asked; fetches `next`.
-template <int QUERIES, bool SQUARES, class T>
-inline void products(const T* row, const Arithmetic<T>* const* with, int64_t dim, const T* next,
-                     Arithmetic<T>* out, Arithmetic<T>* squares) {
-    // a lone query keeps half of the accumulators for squares
-    constexpr int vectors = QUERIES == 1 ? ACCUMULATORS / 2 : ACCUMULATORS / QUERIES;
-    constexpr int GROUP = std::max(1, vectors / Pack<T>::vectors);
-    Pack<T> dot[QUERIES][GROUP] = {}, square[GROUP] = {};
-    over<GROUP, T>(dim, [&](int64_t i, auto how_many, auto how_much) INLINE {
-        if (next) fetch(next, i, how_many());
-        repeat<how_many()>([&](auto g) INLINE {
-            const int64_t at = i + g * Pack<T>::lanes;
-            const Pack<T> x = load(row + at, how_much);
-            repeat<QUERIES>([&](auto q) INLINE { add(dot[q][g], x, Wide<T>::at(with[q], at)); });
-            if constexpr (SQUARES) add(square[g], x, x);
+constexpr int CHAINS = 8;        // sums under way at once hide the latency of adding
+constexpr int64_t SPAN = 1024;  // numbers summed before a sum is put aside: longer ones lose digits
+
+// out[q][r] = rows[r] . with[q] for some wide rows, and squares[r] = rows[r] . rows[r] where asked;
+// fetches as much of each row of `next` as half a row.
+template <int QUERIES, int ROWS, bool SQUARES, class T>
+inline void products(const T* const* rows, const Arithmetic<T>* const* with, int64_t dim,
+                     const T* const* next, Arithmetic<T> (&out)[QUERIES][ROWS],
+                     Arithmetic<T>* squares) {
+    constexpr int COLUMNS = std::max(1, CHAINS / (QUERIES + SQUARES) / ROWS);
+    using V = Vector<Arithmetic<T>>;
+    V total[QUERIES + SQUARES][ROWS] = {};
+    for (int64_t begin = 0; begin < dim; begin += SPAN) {
+        V part[QUERIES + SQUARES][ROWS][COLUMNS] = {};
+        over<4, T>(std::min(SPAN, dim - begin), [&](int64_t i, auto how_many, auto how_much) INLINE {
+            constexpr int n = how_many() * Pack<T>::lanes;
+            repeat<ROWS>([&](auto r) INLINE { fetch(next[r], (begin + i) / 2, n / 2); });
+            repeat<how_many()>([&](auto g) INLINE {
+                const int64_t at = begin + i + g * Pack<T>::lanes;
+                repeat<ROWS>([&](auto r) INLINE {
+                    const Pack<T> x = load(rows[r] + at, how_much);
+                    repeat<QUERIES>([&](auto q) INLINE {
+                        add_product<T>(part[q][r][g % COLUMNS], x, Wide<T>::at(with[q], at));
+                    });
+                    if constexpr (SQUARES) add_product<T>(part[QUERIES][r][g % COLUMNS], x, x);
+                });
+            });
         });
+        repeat<QUERIES + SQUARES>([&](auto q) INLINE {
+            repeat<ROWS>([&](auto r) INLINE {
+                repeat<COLUMNS>([&](auto c) INLINE { total[q][r] += part[q][r][c]; });
+            });
+        });
+    }
+    repeat<ROWS>([&](auto r) INLINE {
+        repeat<QUERIES>([&](auto q) INLINE { out[q][r] = sum(total[q][r]); });
+        if constexpr (SQUARES) squares[r] = sum(total[QUERIES][r]);
     });
-    repeat<QUERIES>([&](auto q) INLINE { out[q] = sum_of(dot[q]); });
-    if constexpr (SQUARES) *squares = sum_of(square);
 }
 
 // What to do with a finished group of packs: write it as T, past the caches or not, or add it to a
@@ -53,10 +71,11 @@ template <class T> struct AddWide {
 // out[q] takes sum over n of weights[q][n] * rows[n].
 template <int QUERIES, class T, class Out>
 inline void mix(const T* const* rows, int64_t n, const Arithmetic<T>* weights, int64_t dim,
-                const Out* out) {
-    constexpr int GROUP = std::max(1, ACCUMULATORS / QUERIES / Pack<T>::vectors);
+                const T* const* next, const Out* out) {
+    constexpr int GROUP = std::max(1, CHAINS / QUERIES / Pack<T>::vectors);
     over<GROUP, T>(dim, [&](int64_t i, auto how_many, auto how_much) INLINE {
         Pack<T> total[QUERIES][how_many()];
+        for (int64_t s = 0; s < n; ++s) fetch(next[s], i / 2, how_many() * Pack<T>::lanes / 2);
         repeat<how_many()>([&](auto g) INLINE {
             const Pack<T> x = load(rows[0] + i + g * Pack<T>::lanes, how_much);
             repeat<QUERIES>([&](auto q) INLINE { total[q][g] = scaled(weights[q * n], x); });
@@ -74,40 +93,59 @@ inline void mix(const T* const* rows, int64_t n, const Arithmetic<T>* weights, i
     });
 }
 
-// out = radial * row + sum over queries of alpha[q] * e[q] + slope[q] * folded[q], written or
-// added; the wide rows from `begin` on.
-template <bool ADD, bool STREAM, class T>
-void source_gradient(const T* row, Arithmetic<T> radial, const Arithmetic<T>* const* e,
-                     const Arithmetic<T>* alpha, const Arithmetic<T>* const* folded,
-                     const Arithmetic<T>* slope, int64_t Q, int64_t begin, int64_t count, T* out,
-                     const T* next) {
-    constexpr int GROUP = 4;
+// What a source's gradient is made of at one token: radial * row + sum over queries of
+// alpha[q] * e[q] + slope[q] * folded[q].
+template <class T> struct SourceGradient {
+    using A = Arithmetic<T>;
+    const T* row;
+    T* out;
+    const T *later_half, *later_out;  // fetched
+    A radial;
+    const A *alpha, *slope;
+};
+
+// Gradients of some sources, written or added; the wide rows from `begin` on.
+template <int SOURCES, bool ADD, bool STREAM, class T>
+inline void source_gradients(const SourceGradient<T>* some, const Arithmetic<T>* const* e,
+                             const Arithmetic<T>* const* folded, int64_t Q, int64_t begin,
+                             int64_t count) {
+    constexpr int GROUP = std::max(1, CHAINS / SOURCES / Pack<T>::vectors);
     over<GROUP, T>(count, [&](int64_t i, auto how_many, auto how_much) INLINE {
-        Pack<T> total[how_many()];
-        if (next) fetch(next, i, how_many());
-        repeat<how_many()>([&](auto g) INLINE {
-            const int64_t at = i + g * Pack<T>::lanes;
-            total[g] = scaled(radial, load(row + at, how_much));
-            if constexpr (ADD) add(total[g], 1, load(out + at, how_much));
+        Pack<T> total[SOURCES][how_many()];
+        repeat<SOURCES>([&](auto s) INLINE {
+            constexpr int n = how_many() * Pack<T>::lanes;
+            fetch(some[s].later_half, i / 2, n / 2);
+            if constexpr (ADD) fetch(some[s].later_out, i, n);
+            repeat<how_many()>([&](auto g) INLINE {
+                const int64_t at = i + g * Pack<T>::lanes;
+                total[s][g] = scaled(some[s].radial, load(some[s].row + at, how_much));
+                if constexpr (ADD) add(total[s][g], 1, load(some[s].out + at, how_much));
+            });
         });
         for (int64_t q = 0; q < Q; ++q)
             repeat<how_many()>([&](auto g) INLINE {
                 const int64_t at = begin + i + g * Pack<T>::lanes;
-                add(total[g], slope[q], Wide<T>::at(folded[q], at));
-                add(total[g], alpha[q], Wide<T>::at(e[q], at));
+                const Pack<T> u = Wide<T>::at(folded[q], at), upstream = Wide<T>::at(e[q], at);
+                repeat<SOURCES>([&](auto s) INLINE {
+                    add(total[s][g], some[s].slope[q], u);
+                    add(total[s][g], some[s].alpha[q], upstream);
+                });
             });
-        repeat<how_many()>([&](auto g) INLINE {
-            store<STREAM>(out + i + g * Pack<T>::lanes, total[g], how_much);
+        repeat<SOURCES>([&](auto s) INLINE {
+            repeat<how_many()>([&](auto g) INLINE {
+                store<STREAM>(some[s].out + i + g * Pack<T>::lanes, total[s][g], how_much);
+            });
         });
     });
 }
 
-// body(q, how many) for the queries in groups of four, then one by one.
-template <class Body> inline void by_four(int64_t n_queries, Body body) {
-    int64_t q = 0;
-    for (; q + 4 <= n_queries; q += 4) body(q, std::integral_constant<int, 4>{});
-    for (; q < n_queries; ++q) body(q, std::integral_constant<int, 1>{});
+// body(i, how many) in groups of N, then one by one.
+template <int N, class Body> inline void in_groups(int64_t n, Body body) {
+    int64_t i = 0;
+    for (; i + N <= n; i += N) body(i, std::integral_constant<int, N>{});
+    for (; N > 1 && i < n; ++i) body(i, std::integral_constant<int, 1>{});
 }
+template <class Body> inline void by_four(int64_t n, Body body) { in_groups<4>(n, body); }
 
 // Weights of one query: alpha[0] of what is given, if anything is, then of the sources; and lse.
 template <class A> inline A softmax(const A* logits, int64_t S, const A* given_lse, A* alpha) {

@@ -187,19 +187,13 @@ INLINE inline void add(Pack<T>& total, Arithmetic<T> weight, const Pack<T>& pack
     repeat<Pack<T>::vectors>([&](auto j) INLINE { total.v[j] += weight * pack.v[j]; });
 }
 
-template <class T> INLINE inline void add(Pack<T>& total, const Pack<T>& a, const Pack<T>& b) {
-    repeat<Pack<T>::vectors>([&](auto j) INLINE { total.v[j] += a.v[j] * b.v[j]; });
+template <class T>
+INLINE inline void add_product(Vector<Arithmetic<T>>& total, const Pack<T>& a, const Pack<T>& b) {
+    repeat<Pack<T>::vectors>([&](auto j) INLINE { total += a.v[j] * b.v[j]; });
 }
 template <class T> INLINE inline Pack<T> scaled(Arithmetic<T> weight, Pack<T> pack) {
     repeat<Pack<T>::vectors>([&](auto j) INLINE { pack.v[j] *= weight; });
     return pack;
-}
-template <class T, size_t N> INLINE inline Arithmetic<T> sum_of(const Pack<T> (&packs)[N]) {
-    Vector<Arithmetic<T>> total = {};
-    repeat<N>([&](auto g) INLINE {
-        repeat<Pack<T>::vectors>([&](auto j) INLINE { total += packs[g].v[j]; });
-    });
-    return sum(total);
 }
 
 // body(i, how many packs, how much of each) along a row: groups, single packs, the rest.
