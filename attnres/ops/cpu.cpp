@@ -20,7 +20,7 @@ struct Read {
     double eps;
     const void* folded;             // [Q, D], as lse, rstd and logits in the arithmetic's type
     const void* const* sources;     // S times rows of dim, one at each multiple of the stride
-    const int64_t* source_strides;  // in numbers
+    const int64_t* source_strides;  // in numbers; null is dim
     const void* given_mix;          // [Q, R, D] or null
     const void* given_lse;          // [Q, R] or null
 };
@@ -83,7 +83,8 @@ template <class T> struct Token {
         }
     }
     const T* source(int64_t s, int64_t row) const {
-        return static_cast<const T*>(read.sources[s]) + row * read.source_strides[s];
+        const int64_t stride = read.source_strides ? read.source_strides[s] : dim;
+        return static_cast<const T*>(read.sources[s]) + row * stride;
     }
     const T* given(int64_t q, int64_t row) const {
         return static_cast<const T*>(read.given_mix) + (q * R + row) * dim;
@@ -312,6 +313,16 @@ template <class Body> int by_type(int64_t dtype, Body body) {
     }
 }
 
+template <class T> void forward(const Read& read, T* mix, Arithmetic<T>* lse, Arithmetic<T>* rstd,
+                               Arithmetic<T>* logits) {
+    const int64_t R = read.n_rows, threads = read.n_threads;
+    const int64_t block = std::max<int64_t>(1, (R + threads - 1) / threads);
+    const auto rows = read.stream ? forward_rows<T, true> : forward_rows<T, false>;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t begin = 0; begin < R; begin += block)
+        rows(read, begin, std::min(R, begin + block), mix, lse, rstd, logits);
+}
+
 }  // namespace
 
 extern "C" {
@@ -321,13 +332,29 @@ int attnres_forward(const Read* read, void* mix, void* lse, void* rstd, void* lo
     return by_type(read->dtype, [&](auto number) {
         using T = decltype(number);
         using A = Arithmetic<T>;
-        const int64_t R = read->n_rows, threads = read->n_threads;
-        const int64_t block = std::max<int64_t>(1, (R + threads - 1) / threads);
-        const auto rows = read->stream ? forward_rows<T, true> : forward_rows<T, false>;
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t begin = 0; begin < R; begin += block)
-            rows(*read, begin, std::min(R, begin + block), static_cast<T*>(mix),
-                 static_cast<A*>(lse), static_cast<A*>(rstd), static_cast<A*>(logits));
+        forward(*read, static_cast<T*>(mix), static_cast<A*>(lse), static_cast<A*>(rstd),
+                static_cast<A*>(logits));
+    });
+}
+
+// The mix alone, [R, D], for query * key_weight, [D] each, of the dtype of the sources or (not 0:
+// `wide`) of the arithmetic.
+int attnres_mix(const Read* read, int64_t wide, const void* query, const void* key_weight,
+                void* mix) {
+    return by_type(read->dtype, [&](auto number) {
+        using T = decltype(number);
+        using A = Arithmetic<T>;
+        const int64_t R = read->n_rows, S = read->n_sources, dim = read->dim;
+        std::vector<A> folded(dim), scalars(R * (1 + 2 * S));
+        const auto fold = [&](const auto* q, const auto* k) {
+            for (int64_t i = 0; i < dim; ++i) folded[i] = widened(q[i]) * widened(k[i]);
+        };
+        if (wide) fold(static_cast<const A*>(query), static_cast<const A*>(key_weight));
+        else fold(static_cast<const T*>(query), static_cast<const T*>(key_weight));
+        Read of_folded = *read;
+        of_folded.folded = folded.data();
+        A *const lse = scalars.data(), *const rstd = lse + R, *const logits = rstd + R * S;
+        forward(of_folded, static_cast<T*>(mix), lse, rstd, logits);
     });
 }
 

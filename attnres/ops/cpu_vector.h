@@ -93,6 +93,11 @@ template <class V> INLINE inline auto sum(V v) {
     }
 }
 
+INLINE inline float widened(float x) { return x; }
+INLINE inline double widened(double x) { return x; }
+INLINE inline float widened(BFloat16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
+INLINE inline float widened(Float16 x) { return bits_as<_Float16>(x.bits); }
+
 INLINE inline Pack<float> widen(const float* p) { return {unaligned<Floats>(p)}; }
 INLINE inline Pack<double> widen(const double* p) { return {unaligned<Vector<double>>(p)}; }
 INLINE inline Pack<BFloat16> widen(const BFloat16* p) {
@@ -109,7 +114,7 @@ INLINE inline Pack<Float16> widen(const Float16* p) {
         pack.v[j] = bits_as<Floats>(_mm256_cvtph_ps(unaligned<__m128i>(p + j * floats)));
 #else
         for (int i = 0; i < floats; ++i)
-            pack.v[j][i] = bits_as<_Float16>(p[j * floats + i].bits);
+            pack.v[j][i] = widened(p[j * floats + i]);
 #endif
     }
     return pack;

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from attnres.ops import quick
 from attnres.ops.backends import Implementation, fastest_impl, implementation
 from attnres.ops.border import as_sources, check_eps, check_mix, check_parameter
 from attnres.ops.precision import without_autocast
@@ -45,6 +46,8 @@ def depth_attention(
             that is not for the device.
         RuntimeError: the `impl` named does not run on this machine.
     """
+    if (mix_D := quick.mix(query_D, sources, key_weight_D, eps, impl)) is not None:
+        return mix_D
     sources = as_sources(sources, source_dim)
     _check_reader(query_D, sources, key_weight_D, eps)
     chosen = _choose(impl, sources[0])

@@ -92,7 +92,7 @@ class MemoryKernel:
             RuntimeError: a transform of torch.func or forward-mode autograd; neither would see
                 what the kernel does.
         """
-        if torch.compiler.is_compiling() or not _PLAIN.issuperset(map(type, inputs)):
+        if torch.compiler.is_compiling() or not {*PLAIN, type(None)}.issuperset(map(type, inputs)):
             return False
         _refuse_transforms(inputs)
         folded_QD = inputs[0]
@@ -100,8 +100,19 @@ class MemoryKernel:
         return folded_QD.device.type == self.device_type and not _is_recorded()
 
 
-_PLAIN = {Tensor, nn.Parameter, type(None)}  # another type may have no memory of its own
+PLAIN = {Tensor, nn.Parameter}  # another type may have no memory of its own
 _RECORDERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
+
+def is_watched() -> bool:
+    """Whether a transform or a mode of torch wants to see what is done."""
+    return (
+        torch.is_grad_enabled()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def _refuse_transforms(inputs: Sequence[Tensor | None]) -> None:
