@@ -112,9 +112,10 @@ def _stream_trend(run: Run) -> str:
         return f"{run.name}: no running sum."
     if not np.isfinite(rms).all() or rms.min() <= 0:
         return f"{run.name}: the last probe holds values that are not positive numbers."
-    if run.block_ends:
+    sums_all = run.method in ("standard", "centered")
+    if run.block_ends and not sums_all:
         return _reset(run, rms)
-    if run.layout_sizes:
+    if run.layout_sizes and not sums_all:
         return (
             f"{run.name}: every sublayer is a block of its own, so no sum builds up; "
             f"the RMS lies between {rms.min():.3g} and {rms.max():.3g}."
@@ -167,19 +168,22 @@ def _last_list(run: Run, key: str) -> np.ndarray:
 def _method_words(run: Run) -> str:
     if run.method == "standard":
         return "Each sublayer reads one running sum and adds its output to it."
-    if run.method not in ("attn_res", "two_phase"):
+    if run.method not in ("attn_res", "two_phase", "sum", "centered"):
         return ""
     reads = "the embedding and the output of every sublayer before it"
     if run.block_ends:
         reads = "the embedding, the sum of each finished block and the sum so far of its own"
+    mean = "mean" if run.method in ("attn_res", "two_phase") else "mean, times their number"
     words = (
         f"Before each sublayer, a learned query weighs {reads}; "
-        "the sublayer reads their weighted mean."
+        f"the sublayer reads their weighted {mean}."
     )
     if run.method == "two_phase":
         words += (
             " What is finished is read once for several sublayers; the model is that of attn_res."
         )
+    if run.method == "centered":
+        words += " It is computed as the running sum of all outputs and what the weights add to it."
     return words
 
 

@@ -81,6 +81,11 @@ def test_model_data_and_length_are_said(folder):
     assert "Data: corpus plays." in training
 
 
+def test_the_sum_of_the_centered_form_is_that_of_all_outputs(make, tmp_path):
+    sentence = trend(make, tmp_path, method="centered", sizes=make.blocks, rms=make.flat)
+    assert "shows no clear growth with depth" in sentence
+
+
 def test_every_method_is_said_in_a_sentence(make, tmp_path):
     for method in RESIDUALS:
         make.run(tmp_path, method, method=method, sizes=[] if method == "standard" else make.blocks)
