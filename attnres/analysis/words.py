@@ -10,6 +10,7 @@ import numpy as np
 
 from attnres.analysis.runs import Run, differing_fields, entry
 from attnres.analysis.table import residual_words, standard_for
+from attnres.analysis.weights import has_weights, is_untrained
 from attnres.train.run_folder import flatten
 
 GROWTH, RANK = 1.5, 0.7  # a trend has at least this ratio of last to first and this correlation
@@ -94,6 +95,16 @@ def gradient_trends(runs: Sequence[Run]) -> list[str]:
                 "the smallest."
             )
     return words
+
+
+def untrained(runs: Sequence[Run]) -> list[str]:
+    """Runs whose depth weights say nothing yet."""
+    return [
+        f"{run.name}: depth weights are untrained. Every query is zero, as in a model just made or "
+        "converted, so each source weighs the same whatever the text."
+        for run in runs
+        if has_weights(run) and is_untrained(run)
+    ]
 
 
 def probe_steps(runs: Sequence[Run]) -> str:
