@@ -88,6 +88,9 @@ HELP = {
               "--n-steps", "300", "tokens", "sequences a forward pass", "--optim.lr", "0.003",
               "--data.path", "steps, as all of these"],
     "report": ["FOLDER", "report.html", "one folder a run"],
+    "convert": ["MODEL", ".gguf", "smollm2", "-o OUT", "--n-blocks", "as the paper and FLA count",
+                "bit for bit", "eps / n^2", "--revert", "AutoModelForCausalLM"],
+    "generate": ["FOLDER", "PROMPT", "most likely token", "--n-tokens", "attnres train"],
     "layout": ["--layers", "two sublayers", "--n-blocks", "Full AttnRes", "Kimi K3"],
 }  # fmt: skip
 

@@ -33,8 +33,9 @@ class CenteredState(NamedTuple):
 class Centered(AttendsOverDepth[CenteredState]):
     """`AttnRes` times the number of sources: the same parameters and state dict.
 
-    With zero queries outputs and gradients are those of `Standard`, bit for bit, in any dtype and
-    for any sublayers. `stream` is the ordinary residual stream. A source that is not finite makes
+    With zero queries every read is that of `Standard`, bit for bit, in any dtype and for any
+    sublayers, and so are gradients, up to the order in which autograd adds them. `stream` is the
+    ordinary residual stream. A source that is not finite makes
     its token NaN, in every channel and from the next read on.
 
     Args:
