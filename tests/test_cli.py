@@ -243,7 +243,7 @@ SENTENCES = {
     "train demo --model.n-layers 0": "n_layers must be a positive integer, got 0",
     "train demo --model.n-kv-heads 3": "n_heads=4 is no multiple of n_kv_heads=3",
     "train demo --model.residual hyper": "no residual method 'hyper'; there are: standard, "
-    "attn_res, two_phase",
+    "attn_res, two_phase, sum, centered",
     "report": "Missing from attnres report: FOLDER folder of an experiment: one folder a run in it "
     "(required)",
 }

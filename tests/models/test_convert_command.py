@@ -204,6 +204,8 @@ def test_a_folder_that_exists_is_kept(call, folder):
     Path("out").mkdir()
     Path("out/mine").write_text("mine")
     assert_one_line(call("convert", folder, "-o", "out"), "out exists", "nothing was written")
+    with pytest.raises(ValueError, match="out exists"):
+        save_whole(original(), None, Path("out"))
     assert [path.name for path in Path("out").iterdir()] == ["mine"]
 
 
