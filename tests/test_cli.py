@@ -88,6 +88,9 @@ HELP = {
               "--n-steps", "300", "tokens", "sequences a forward pass", "--optim.lr", "0.003",
               "--data.path", "steps, as all of these"],
     "report": ["FOLDER", "report.html", "one folder a run"],
+    "convert": ["MODEL", ".gguf", "smollm2", "-o OUT", "--n-blocks", "as the paper and FLA count",
+                "bit for bit", "eps / n^2", "--revert", "AutoModelForCausalLM"],
+    "generate": ["FOLDER", "PROMPT", "most likely token", "--n-tokens", "attnres train"],
     "layout": ["--layers", "two sublayers", "--n-blocks", "Full AttnRes", "Kimi K3"],
 }  # fmt: skip
 
@@ -240,7 +243,7 @@ SENTENCES = {
     "train demo --model.n-layers 0": "n_layers must be a positive integer, got 0",
     "train demo --model.n-kv-heads 3": "n_heads=4 is no multiple of n_kv_heads=3",
     "train demo --model.residual hyper": "no residual method 'hyper'; there are: standard, "
-    "attn_res, two_phase",
+    "attn_res, two_phase, sum, centered",
     "report": "Missing from attnres report: FOLDER folder of an experiment: one folder a run in it "
     "(required)",
 }

@@ -12,7 +12,12 @@ import numpy as np
 
 from attnres.analysis.runs import Run
 from attnres.analysis.table import differences, standard_for
-from attnres.analysis.weights import entropy_over_training, has_weights, weight_grid
+from attnres.analysis.weights import (
+    entropy_over_training,
+    has_weights,
+    is_untrained,
+    weight_grid,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +144,8 @@ def depth_weights(runs: Sequence[Run], theme: Theme) -> Figure:
             aspect="auto",
             interpolation="nearest",
         )
-        axes.set_title(fill(_escape(run.name), 44), color=theme.ink, fontsize=11)
+        title = run.name + (" (untrained)" if is_untrained(run) else "")
+        axes.set_title(fill(_escape(title), 44), color=theme.ink, fontsize=11)
         axes.grid(False)
         _label_axes(axes, "source", "reader (depth)", theme)
         _ticks(axes.set_xticks, sources, 8)

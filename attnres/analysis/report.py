@@ -57,6 +57,7 @@ def render(runs: Sequence[Run], experiment: str) -> str:
         best=words.best(runs),
         unfinished=words.unfinished(runs),
         columns=columns(summary_table(runs)),
+        untrained=words.untrained(runs),
         stream_trends=words.stream_trends(runs),
         gradient_trends=words.gradient_trends(runs),
         smoothing=max(plot.window(len(run.rows("train"))) for run in runs),

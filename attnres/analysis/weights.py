@@ -9,6 +9,11 @@ def has_weights(run: Run) -> bool:
     return bool((run.last("probe") or {}).get("weights"))
 
 
+def is_untrained(run: Run) -> bool:
+    """Whether the weights shown are those of zero queries, the same whatever is read."""
+    return bool((run.last("probe") or {}).get("untrained"))
+
+
 def weight_grid(run: Run) -> tuple[np.ndarray, list[str]]:
     """Weights as reader x source, NaN where a reader has no such source, and the sources' names."""
     rows = (run.last("probe") or {})["weights"]

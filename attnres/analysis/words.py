@@ -10,6 +10,7 @@ import numpy as np
 
 from attnres.analysis.runs import Run, differing_fields, entry
 from attnres.analysis.table import residual_words, standard_for
+from attnres.analysis.weights import has_weights, is_untrained
 from attnres.train.run_folder import flatten
 
 GROWTH, RANK = 1.5, 0.7  # a trend has at least this ratio of last to first and this correlation
@@ -96,6 +97,16 @@ def gradient_trends(runs: Sequence[Run]) -> list[str]:
     return words
 
 
+def untrained(runs: Sequence[Run]) -> list[str]:
+    """Runs whose depth weights say nothing yet."""
+    return [
+        f"{run.name}: depth weights are untrained. Every query is zero, as in a model just made or "
+        "converted, so each source weighs the same whatever the text."
+        for run in runs
+        if has_weights(run) and is_untrained(run)
+    ]
+
+
 def probe_steps(runs: Sequence[Run]) -> str:
     """When the last probe of each run was."""
     steps = {run.name: row["step"] for run in runs if (row := run.last("probe")) is not None}
@@ -112,9 +123,10 @@ def _stream_trend(run: Run) -> str:
         return f"{run.name}: no running sum."
     if not np.isfinite(rms).all() or rms.min() <= 0:
         return f"{run.name}: the last probe holds values that are not positive numbers."
-    if run.block_ends:
+    sums_all = run.method in ("standard", "centered")
+    if run.block_ends and not sums_all:
         return _reset(run, rms)
-    if run.layout_sizes:
+    if run.layout_sizes and not sums_all:
         return (
             f"{run.name}: every sublayer is a block of its own, so no sum builds up; "
             f"the RMS lies between {rms.min():.3g} and {rms.max():.3g}."
@@ -167,19 +179,22 @@ def _last_list(run: Run, key: str) -> np.ndarray:
 def _method_words(run: Run) -> str:
     if run.method == "standard":
         return "Each sublayer reads one running sum and adds its output to it."
-    if run.method not in ("attn_res", "two_phase"):
+    if run.method not in ("attn_res", "two_phase", "sum", "centered"):
         return ""
     reads = "the embedding and the output of every sublayer before it"
     if run.block_ends:
         reads = "the embedding, the sum of each finished block and the sum so far of its own"
+    mean = "mean" if run.method in ("attn_res", "two_phase") else "mean, times their number"
     words = (
         f"Before each sublayer, a learned query weighs {reads}; "
-        "the sublayer reads their weighted mean."
+        f"the sublayer reads their weighted {mean}."
     )
     if run.method == "two_phase":
         words += (
             " What is finished is read once for several sublayers; the model is that of attn_res."
         )
+    if run.method == "centered":
+        words += " It is computed as the running sum of all outputs and what the weights add to it."
     return words
 
 

@@ -16,5 +16,16 @@ if not (5, 24) <= tuple(map(int, transformers.__version__.split(".")[:2])) < (6,
 
 from attnres.models.causal_lm import AttnResForCausalLM
 from attnres.models.config import AttnResCausalLMConfig
+from attnres.models.convert import change_form, convert, revert
+from attnres.models.self_test import ConversionReport, ReadHazard, self_test
 
-__all__ = ["AttnResCausalLMConfig", "AttnResForCausalLM"]
+__all__ = [
+    "AttnResCausalLMConfig",
+    "AttnResForCausalLM",
+    "ConversionReport",
+    "ReadHazard",
+    "change_form",
+    "convert",
+    "revert",
+    "self_test",
+]

@@ -29,6 +29,7 @@ from attnres.models.checkpoint import (
 )
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
 from attnres.models.joined import join_by
+from attnres.models.norms import scale_norm_eps
 
 
 class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
@@ -56,6 +57,8 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
         self.residual = config.residual_config.build(text.hidden_size, config.n_sublayers)
         self.model = AutoModel.from_config(text, dtype=torch.get_default_dtype())
         join_by(self.residual, self.model)
+        if config.scaled_norm_eps:
+            scale_norm_eps(self.residual, self.model)
         self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
         self.post_init()
 

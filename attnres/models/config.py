@@ -26,6 +26,8 @@ class AttnResCausalLMConfig(PreTrainedConfig):
         text_config: config of a supported family, for example `LlamaConfig(...)`.
         residual: {"method": "attn_res", "n_blocks": 8}, `AttnResConfig(n_blocks=8)` or
             "attn_res:n_blocks=8"; kept as a dict.
+        scaled_norm_eps: let the norm that follows a read of the mean of n sources use eps / n^2, so
+            that zero queries give the function of the standard residual, to rounding.
         residual_state: what decides the model's function and no tensor shows (method, layout, its
             counting version, epsilon). Derived; where it is given, as in a saved config, it must
             agree.
@@ -41,6 +43,7 @@ class AttnResCausalLMConfig(PreTrainedConfig):
 
     text_config: Any = None
     residual: Any = None
+    scaled_norm_eps: bool = False
     residual_state: Any = None
     tie_word_embeddings: bool = False
 
@@ -72,6 +75,8 @@ class AttnResCausalLMConfig(PreTrainedConfig):
 
     def _derived_state(self) -> dict[str, Any]:
         state = self.residual_config.describe(self.n_sublayers)
+        if self.scaled_norm_eps:
+            state["norm_eps"] = "over the square of the number of sources"
         return {"method": self.residual["method"], **state}
 
     @property

@@ -2,6 +2,7 @@
 
 from attnres.ops.backends import backends, fastest_impl
 from attnres.ops.depth_attention import (
+    centered_attention,
     depth_attention,
     depth_attention_queries,
     depth_weights,
@@ -12,6 +13,7 @@ from attnres.ops.gradient_sink import own
 
 __all__ = [
     "backends",
+    "centered_attention",
     "depth_attention",
     "depth_attention_queries",
     "depth_weights",

@@ -32,6 +32,10 @@ class Implementation(Protocol):
         self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
     ) -> Tensor: ...
 
+    def depth_deviation(
+        self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
+    ) -> Tensor: ...
+
     def depth_attention_queries(
         self, queries_QD: Tensor, sources: Sequence[Tensor], key_weights_QD: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]: ...

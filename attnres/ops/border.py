@@ -58,6 +58,16 @@ def check_mix(mix_D: Tensor, lse: Tensor, source: Tensor) -> None:
         _check_number_and_device(name, x, source)
 
 
+def check_stream(stream_D: Tensor, source: Tensor) -> None:
+    """ValueError for a sum of sources that no source could be a part of."""
+    if not isinstance(stream_D, Tensor):
+        raise ValueError(f"stream_D must be a tensor, got {stream_D!r}")
+    if stream_D.shape != source.shape:
+        shapes = f"{list(source.shape)}, the shape of the sources, got {list(stream_D.shape)}"
+        raise ValueError(f"stream_D must have shape {shapes}")
+    _check_number_and_device("stream_D", stream_D, source)
+
+
 def check_eps(eps: float) -> None:
     """ValueError for an epsilon that is negative or no finite number."""
     if not isinstance(eps, int | float) or not 0 <= eps < math.inf:

@@ -26,7 +26,7 @@ def forward(
     scores_QS = _with_given(logits_QS, given)
     alpha_QS = scores_QS.softmax(dim=1)
     mixes = [
-        _mix(alpha_S, _values(sources, given, q)).to(sources[0].dtype)
+        mix(alpha_S, _values(sources, given, q)).to(sources[0].dtype)
         for q, alpha_S in enumerate(alpha_QS)
     ]
     mix_QD = mixes[0].unsqueeze_(0) if len(mixes) == 1 else torch.stack(mixes)
@@ -44,25 +44,45 @@ def backward(
 ) -> OtherGradients:
     rstd_S, logits_QS, alpha_QS = saved
     grads = [None if e is None else e.to(folded_QD.dtype) for e in upstream.mixes]
-    slope_QS = _slope(alpha_QS, sources, given, grads, upstream.lse_Q)
+    slope_QS = slope(alpha_QS, sources, given, grads, upstream.lse_Q)
     mix_QD = lse_Q = None
     if given is not None:
         mix_QD, lse_Q = _given_gradient(given, alpha_QS[:, 0], grads), slope_QS[:, 0]
         alpha_QS, slope_QS = alpha_QS[:, 1:], slope_QS[:, 1:]
     key_slope_QS = slope_QS * rstd_S
     radial_S = -(key_slope_QS * logits_QS).sum(dim=0) * rstd_S / folded_QD.shape[-1]
-    for i, buffer_D in enumerate(into.buffers):
-        if buffer_D is not None:
-            gradient_D = radial_S[i].unsqueeze(-1) * sources[i].to(folded_QD.dtype)
-            for folded_D, e_D, alpha, key_slope in zip(
-                folded_QD, grads, alpha_QS[:, i], key_slope_QS[:, i], strict=True
-            ):
-                gradient_D.addcmul_(key_slope.unsqueeze(-1), folded_D)
-                if e_D is not None:
-                    gradient_D.addcmul_(alpha.unsqueeze(-1), e_D)
-            buffer_D.add_(gradient_D) if into.accumulate[i] else buffer_D.copy_(gradient_D)
-    folded_gradient_QD = _folded_gradient(key_slope_QS, sources) if needs_folded else None
+    fill(into, sources, radial_S, terms(folded_QD, key_slope_QS, grads, alpha_QS))
+    folded_gradient_QD = folded_gradient(key_slope_QS, sources) if needs_folded else None
     return OtherGradients(folded_gradient_QD, mix_QD, lse_Q)
+
+
+Term = tuple[Tensor, Tensor]  # a vector, [..., D] or [D], and its weight in each source, [S, ...]
+
+
+def terms(
+    folded_QD: Tensor, key_slope_QS: Tensor, grads: Sequence[Tensor | None], weight_QS: Tensor
+) -> list[Term]:
+    """Of the gradient of a source for each query: one of its key and one of its value."""
+    found: list[Term] = []
+    pairs = zip(folded_QD, key_slope_QS, grads, weight_QS, strict=True)
+    for folded_D, key_slope_S, e_D, weight_S in pairs:
+        found.append((folded_D, key_slope_S))
+        if e_D is not None:
+            found.append((e_D, weight_S))
+    return found
+
+
+def fill(
+    into: SourceGradients, sources: Sequence[Tensor], radial_S: Tensor, terms: Sequence[Term]
+) -> None:
+    """Put dv_i = radial_i v_i + the weighted sum of the terms into each buffer."""
+    for i, buffer_D in enumerate(into.buffers):
+        if buffer_D is None:
+            continue
+        gradient_D = radial_S[i].unsqueeze(-1) * sources[i].to(radial_S.dtype)
+        for vector_D, weight_S in terms:
+            gradient_D.addcmul_(weight_S[i].unsqueeze(-1), vector_D)
+        buffer_D.add_(gradient_D) if into.accumulate[i] else buffer_D.copy_(gradient_D)
 
 
 def statistics(folded_QD: Tensor, sources: Sequence[Tensor], eps: float) -> tuple[Tensor, Tensor]:
@@ -83,7 +103,7 @@ def _values(sources: Sequence[Tensor], given: Given | None, q: int) -> Sequence[
     return sources if given is None else [given.mix_QD[q], *sources]
 
 
-def _mix(alpha_S: Tensor, values: Sequence[Tensor]) -> Tensor:
+def mix(alpha_S: Tensor, values: Sequence[Tensor]) -> Tensor:
     """sum_i alpha_i v_i; the sum starts at the first source, so one source comes back as it is."""
     mix_D = alpha_S[0].unsqueeze(-1) * values[0]
     for alpha, value in zip(alpha_S[1:], values[1:], strict=True):
@@ -91,7 +111,7 @@ def _mix(alpha_S: Tensor, values: Sequence[Tensor]) -> Tensor:
     return mix_D
 
 
-def _slope(
+def slope(
     alpha_QS: Tensor,
     sources: Sequence[Tensor],
     given: Given | None,
@@ -120,7 +140,7 @@ def _given_gradient(given: Given, alpha_Q: Tensor, grads: Sequence[Tensor | None
     )
 
 
-def _folded_gradient(key_slope_QS: Tensor, sources: Sequence[Tensor]) -> Tensor:
+def folded_gradient(key_slope_QS: Tensor, sources: Sequence[Tensor]) -> Tensor:
     """du: the sum of s_i x_i over tokens and sources."""
     n_queries, dim = key_slope_QS.shape[0], sources[0].shape[-1]
     total_QD = key_slope_QS.new_zeros(n_queries, dim)

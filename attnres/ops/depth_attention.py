@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnres.ops import quick
 from attnres.ops.backends import Implementation, fastest_impl, implementation
-from attnres.ops.border import as_sources, check_eps, check_mix, check_parameter
+from attnres.ops.border import as_sources, check_eps, check_mix, check_parameter, check_stream
 from attnres.ops.precision import without_autocast
 
 Sources = Sequence[Tensor] | Tensor
@@ -73,6 +73,41 @@ def depth_weights(
     chosen = _choose(impl, sources[0])
     with without_autocast(query_D.device):
         return chosen.depth_weights(query_D, sources, key_weight_D, eps)
+
+
+def centered_attention(
+    query_D: Tensor,
+    sources: Sources,
+    stream_D: Tensor,
+    key_weight_D: Tensor,
+    *,
+    eps: float = 1e-6,
+    impl: str | None = None,
+) -> Tensor:
+    """The plain sum of the sources and what attention over depth adds to it.
+
+    Where `stream_D` is the sum of the S sources, this is S times `depth_attention`, to rounding.
+    With a zero query it is `stream_D`, bit for bit, whatever the sources. A source that is not
+    finite has no such weight: every channel of its token is NaN.
+
+    Args:
+        query_D, sources, key_weight_D, eps, impl: as in `depth_attention`; every implementation
+            computes this in plain PyTorch.
+        stream_D: the sum of the sources, [..., D], added up in whatever order is to be kept.
+
+    Returns:
+        The stream and its deviation, [..., D], in the dtype of the stream; one cast at the end.
+
+    Raises:
+        As `depth_attention`; a ValueError for a stream that does not fit the sources.
+    """
+    sources = as_sources(sources)
+    _check_reader(query_D, sources, key_weight_D, eps)
+    check_stream(stream_D, sources[0])
+    chosen = _choose(impl, sources[0])
+    with without_autocast(query_D.device):
+        deviation_D = chosen.depth_deviation(query_D, sources, key_weight_D, eps)
+        return (stream_D.to(deviation_D.dtype) + deviation_D).to(stream_D.dtype)
 
 
 def depth_attention_queries(

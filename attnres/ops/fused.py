@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from attnres.ops import closed_form
+from attnres.ops import closed_form, deviation
 from attnres.ops.kernel import Given, Kernel
 from attnres.ops.precision import compute_dtype
 from attnres.ops.read import read
@@ -58,6 +58,15 @@ class Fused:
         given = Given(mix_D.unsqueeze(0), lse.to(compute_dtype(partials)).unsqueeze(0))
         lse_Q, (mix_D,) = self._read(query_D, partials, key_weight_D, eps, given)
         return mix_D, lse_Q.squeeze(0)
+
+    def depth_deviation(
+        self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
+    ) -> Tensor:
+        """In plain PyTorch for every kernel."""
+        sources = of_one_dtype(sources)
+        folded_QD = _fold(query_D, sources, key_weight_D)
+        _, (deviation_D,) = read(deviation, folded_QD, sources, None, eps, True)
+        return deviation_D
 
     def _read(
         self,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnres.ops import gradient_sink, reference
+from attnres.ops import deviation, gradient_sink, reference
 from attnres.ops.kernel import Given, Kernel, MemoryKernel, SourceGradients, Upstream, gradient_like
 from attnres.ops.precision import without_autocast
 from attnres.ops.sources import Stack
@@ -157,7 +157,10 @@ def _by_reference(
     plan: Plan, folded_QD: Tensor, mix_QD: Tensor | None, lse_Q: Tensor | None, *sources: Tensor
 ) -> tuple[Tensor, ...]:
     ones_QD, values = torch.ones_like(folded_QD), _unpacked(plan, sources)
-    if mix_QD is None or lse_Q is None:
+    if plan.kernel is deviation:
+        mix_D = reference.depth_deviation(folded_QD[0], values, ones_QD[0], plan.eps)
+        mix_QD, lse_Q = mix_D.unsqueeze(0), folded_QD.new_zeros(1, *mix_D.shape[:-1])
+    elif mix_QD is None or lse_Q is None:
         mix_QD, lse_Q = reference.depth_attention_queries(folded_QD, values, ones_QD, plan.eps)
     else:
         merged = [

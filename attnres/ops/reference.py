@@ -68,6 +68,21 @@ def merge(
     return merged_D.to(result_dtype([mix_D, *partials])), logits_S.logsumexp(dim=0)
 
 
+def depth_deviation(
+    query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
+) -> Tensor:
+    """S * mix - sum_S source_S in the dtype of the arithmetic: exactly 0 for equal logits."""
+    source_SD = _stack(sources)
+    return _mix(excess(_logits(query_D, source_SD, key_weight_D, eps), 0), source_SD)
+
+
+def excess(logits_S: Tensor, dim: int) -> Tensor:
+    """S * softmax - 1 over the sources along `dim`, without the rounding of the division."""
+    e_S = torch.exp(logits_S - logits_S.amax(dim, keepdim=True))
+    total = e_S.sum(dim, keepdim=True)
+    return (e_S * logits_S.shape[dim] - total) / total
+
+
 def _logits(query_D: Tensor, source_SD: Tensor, key_weight_D: Tensor, eps: float) -> Tensor:
     key_SD = F.rms_norm(source_SD, query_D.shape, key_weight_D.to(source_SD.dtype), eps)
     return torch.einsum("d,s...d->s...", query_D.to(source_SD.dtype), key_SD)

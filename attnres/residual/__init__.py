@@ -2,6 +2,7 @@
 
 from attnres.residual.attn_res import AttnRes, AttnResConfig, DepthState
 from attnres.residual.base import Residual
+from attnres.residual.centered import Centered, CenteredConfig, CenteredState
 from attnres.residual.config import (
     RESIDUALS,
     ResidualConfig,
@@ -12,18 +13,24 @@ from attnres.residual.config import (
 )
 from attnres.residual.depth_reader import DepthReader
 from attnres.residual.standard import Standard, StandardConfig
+from attnres.residual.summed import Summed, SummedConfig
 from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState
 
 __all__ = [
     "RESIDUALS",
     "AttnRes",
     "AttnResConfig",
+    "Centered",
+    "CenteredConfig",
+    "CenteredState",
     "DepthReader",
     "DepthState",
     "Residual",
     "ResidualConfig",
     "Standard",
     "StandardConfig",
+    "Summed",
+    "SummedConfig",
     "TwoPhase",
     "TwoPhaseConfig",
     "TwoPhaseState",

@@ -69,6 +69,10 @@ class Residual(nn.Module, ABC, Generic[State]):
         By functions of `torch.nn.init`: transformers has these skip what a checkpoint gave.
         """
 
+    def is_untrained(self) -> bool:
+        """Whether every query is zero, so that depth weights say nothing of what is read."""
+        return False
+
     def stream(self, state: State) -> Tensor:
         """The sum that the last sublayer's output was added to, BTD (optional, for analysis)."""
         raise NotImplementedError(f"{type(self).__name__} has no running sum")

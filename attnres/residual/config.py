@@ -10,14 +10,18 @@ from typing import Any
 
 from attnres.layout import UNITS_IN_WORDS
 from attnres.residual.attn_res import AttnResConfig
+from attnres.residual.centered import CenteredConfig
 from attnres.residual.standard import StandardConfig
+from attnres.residual.summed import SummedConfig
 from attnres.residual.two_phase import TwoPhaseConfig
 
-ResidualConfig = StandardConfig | AttnResConfig | TwoPhaseConfig
+ResidualConfig = StandardConfig | AttnResConfig | TwoPhaseConfig | SummedConfig | CenteredConfig
 RESIDUALS: dict[str, type[ResidualConfig]] = {
     "standard": StandardConfig,
     "attn_res": AttnResConfig,
     "two_phase": TwoPhaseConfig,
+    "sum": SummedConfig,
+    "centered": CenteredConfig,
 }
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.layout import UNITS, BlockLayout, check_count, one_unit
-from attnres.ops import depth_attention, depth_weights, merge, own
+from attnres.ops import centered_attention, depth_attention, depth_weights, merge, own
 from attnres.ops.border import check_eps
 from attnres.residual.base import Residual, check_depth, check_output
 
@@ -28,6 +28,13 @@ class DepthReader(nn.Module):
 
     def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
         return depth_attention(self.query, sources, self.key_weight, eps=self.eps, impl=self.impl)
+
+    def centered(self, sources: tuple[Tensor, ...], stream_D: Tensor) -> Tensor:
+        """The stream, which is the sum of the sources, and what this reader adds to it."""
+        query_D, key_weight_D = self.query, self.key_weight
+        return centered_attention(
+            query_D, sources, stream_D, key_weight_D, eps=self.eps, impl=self.impl
+        )
 
     def go_on(self, mix_D: Tensor, lse: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         """The mix of everything, from that of some sources and from the others."""
@@ -96,6 +103,10 @@ class AttendsOverDepth(Residual[State]):
     def reset_parameters(self) -> None:
         for reader in self.readers:
             cast(DepthReader | FirstReader, reader).reset_parameters()
+
+    def is_untrained(self) -> bool:
+        queries = [reader.query for reader in self.readers if isinstance(reader, DepthReader)]
+        return not any(query.detach().any() for query in queries)
 
     def stream(self, state: State) -> Tensor:
         """The unfinished block's sum, or the sum of the block just finished."""

@@ -169,6 +169,19 @@ def _build_muon(groups: list[dict], config: OptimConfig) -> Optimizer:
     )
 
 
+def query_lr(base_lr: float, dim: int) -> float:
+    """Learning rate for the queries of a pretrained model: base_lr * min(1, 256 / dim).
+
+    A key has norm sqrt(dim), so one step of AdamW, which moves every entry of a query by about the
+    learning rate, moves a logit over depth by up to learning rate * dim. From 256 on the step of a
+    logit is held at that of width 256, at most 256 * base_lr nats; a pretrained model, whose
+    weights expect what it reads, is thrown off by more.
+    """
+    if not 0 < base_lr < math.inf or dim < 1:
+        raise ValueError(f"base_lr and dim are positive, got {base_lr} and {dim}")
+    return base_lr * min(1.0, 256 / dim)
+
+
 def lr_factor(config: OptimConfig, step: int, n_steps: int) -> float:
     """Share of the peak learning rate in `step`, counted from 0, of a run of `n_steps`.
 

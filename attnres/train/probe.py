@@ -30,7 +30,7 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
         after it, `grad_norm` of the loss's gradient at its output, and, by reader (one more, the
         output read), `weights` (mean over tokens of each source), their `weights_entropy` (nats)
         and `weights_max`; those three are None for a method without depth weights, `stream_rms`
-        for one without a running sum.
+        for one without a running sum. `untrained` says that every query is zero.
     """
     training = model.training
     model.eval()
@@ -50,6 +50,7 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
         "stream_rms": record.stream_rms,
         "grad_norm": [gradient.float().norm().item() for gradient in gradients],
         **_describe_weights(record.weights),
+        "untrained": model.residual.is_untrained(),
     }
 
 

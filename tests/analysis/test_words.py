@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from attnres.analysis import words
+from attnres.analysis import plot, words
+from attnres.analysis.report import render
 from attnres.analysis.runs import load_run, load_runs
 from attnres.residual import RESIDUALS
 
@@ -79,6 +80,26 @@ def test_model_data_and_length_are_said(folder):
     assert "2.61 million parameters" in model
     assert "100 steps of 16 sequences of 256 tokens, 0.41 million tokens" in training
     assert "Data: corpus plays." in training
+
+
+def test_the_sum_of_the_centered_form_is_that_of_all_outputs(make, tmp_path):
+    sentence = trend(make, tmp_path, method="centered", sizes=make.blocks, rms=make.flat)
+    assert "shows no clear growth with depth" in sentence
+
+
+def test_depth_weights_of_zero_queries_are_called_untrained(make, tmp_path):
+    paths = [
+        make.run(tmp_path, name, method="centered", sizes=make.blocks) for name in ("made", "old")
+    ]
+    make.edit(paths[0], lambda rows: [row | {"untrained": True} for row in rows])
+    make.edit(make.run(tmp_path, "sum"), lambda rows: [row | {"untrained": True} for row in rows])
+    runs = load_runs(tmp_path)
+    (sentence,) = words.untrained(runs)
+    assert sentence.startswith("made: depth weights are untrained.")
+    page = render(runs, "words")
+    assert page.count("depth weights are untrained") == 1
+    figure = plot.depth_weights(runs, plot.LIGHT)
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["made (untrained)", "old"]
 
 
 def test_every_method_is_said_in_a_sentence(make, tmp_path):

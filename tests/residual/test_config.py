@@ -8,7 +8,9 @@ import pytest
 from attnres import AttnRes, BlockLayout, Standard
 from attnres.residual import (
     AttnResConfig,
+    CenteredConfig,
     StandardConfig,
+    SummedConfig,
     TwoPhaseConfig,
     format_residual,
     parse_residual,
@@ -22,6 +24,9 @@ TEXTS = {
     "attn_res:n_blocks=8,eps=1e-06": AttnResConfig(n_blocks=8),
     "attn_res:layers_per_block=12,eps=1e-05": AttnResConfig(layers_per_block=12, eps=1e-5),
     "attn_res:sublayers_per_block=3,eps=0.0": AttnResConfig(sublayers_per_block=3, eps=0.0),
+    "sum:n_blocks=8,eps=1e-06": SummedConfig(n_blocks=8),
+    "centered:eps=1e-06": CenteredConfig(),
+    "centered:layers_per_block=2,eps=1e-05": CenteredConfig(layers_per_block=2, eps=1e-5),
     "two_phase:eps=1e-06": TwoPhaseConfig(),
     "two_phase:n_blocks=8,readers_per_group=6,eps=1e-06": TwoPhaseConfig(
         n_blocks=8, readers_per_group=6
@@ -59,8 +64,11 @@ def test_reading_json_does_not_change_it():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("attnres", "no residual method 'attnres'; there are: standard, attn_res, two_phase"),
-        ("", "no residual method ''; there are: standard, attn_res, two_phase"),
+        (
+            "attnres",
+            "no residual method 'attnres'; there are: standard, attn_res, two_phase, sum, cen",
+        ),
+        ("", "no residual method ''; there are: standard, attn_res, two_phase, sum, cen"),
         ("standard:eps=0", "'standard' has no setting 'eps'; it has: none"),
         ("attn_res:n_blocks", "name=value, got 'n_blocks' in 'attn_res:n_blocks'"),
         ("attn_res:n_blocks=eight", "is a number, got 'eight' in 'attn_res:n_blocks=eight'"),
@@ -77,7 +85,10 @@ def test_text_that_says_nothing_known_is_refused(text, message):
     ("data", "message"),
     [
         ({}, "no residual method None"),
-        ({"method": "mhc"}, "no residual method 'mhc'; there are: standard, attn_res, two_phase"),
+        (
+            {"method": "mhc"},
+            "no residual method 'mhc'; there are: standard, attn_res, two_phase, sum, cen",
+        ),
         ({"method": "attn_res", "span": 2}, "'attn_res' has no setting 'span'; it has: sublayers"),
     ],
 )
@@ -113,7 +124,7 @@ def test_more_blocks_than_sublayers_are_refused_where_the_model_is_built():
     ],
 )
 def test_wrong_settings_are_refused_at_once(settings, message):
-    for kind in (AttnResConfig, TwoPhaseConfig):
+    for kind in (AttnResConfig, TwoPhaseConfig, SummedConfig, CenteredConfig):
         with pytest.raises(ValueError, match=message):
             kind(**settings)
 

@@ -16,9 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from attnres.residual import (
     RESIDUALS,
     AttnResConfig,
+    CenteredConfig,
     Residual,
     ResidualConfig,
     StandardConfig,
+    SummedConfig,
     TwoPhaseConfig,
     format_residual,
 )
@@ -35,6 +37,10 @@ CONFIGS: list[ResidualConfig] = [
     TwoPhaseConfig(sublayers_per_block=2),
     TwoPhaseConfig(sublayers_per_block=5),
     TwoPhaseConfig(sublayers_per_block=2, readers_per_group=3),  # groups cut blocks
+    SummedConfig(),
+    SummedConfig(sublayers_per_block=5),
+    CenteredConfig(),
+    CenteredConfig(sublayers_per_block=5),
 ]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=format_residual)
 

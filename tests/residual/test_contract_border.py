@@ -5,7 +5,14 @@ import torch
 from torch import nn
 
 from attnres import AttnRes, BlockLayout, Standard
-from attnres.residual import RESIDUALS, AttnResConfig, StandardConfig, TwoPhaseConfig
+from attnres.residual import (
+    RESIDUALS,
+    AttnResConfig,
+    CenteredConfig,
+    StandardConfig,
+    SummedConfig,
+    TwoPhaseConfig,
+)
 
 N_SUBLAYERS, DIM = 4, 3
 CONFIGS = {
@@ -14,6 +21,9 @@ CONFIGS = {
     "block": AttnResConfig(sublayers_per_block=3),
     "two phases, full": TwoPhaseConfig(),
     "two phases, block": TwoPhaseConfig(sublayers_per_block=3),
+    "sum": SummedConfig(sublayers_per_block=3),
+    "centered, full": CenteredConfig(),
+    "centered, block": CenteredConfig(sublayers_per_block=3),
 }
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 

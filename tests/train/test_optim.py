@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from attnres.residual import Standard
+from attnres.train import optim
 from attnres.train.optim import OptimConfig, build_optimizers, lr_factor, param_groups, set_lr
 
 
@@ -198,3 +199,13 @@ def test_set_lr_reaches_every_group():
 def test_wrong_values_are_named(name, value):
     with pytest.raises(ValueError, match=f"^{name} {value!r} is not [^\n]*$"):
         OptimConfig(**{name: value})
+
+
+def test_the_largest_step_of_a_logit_is_that_of_width_256():
+    for dim in (8, 256, 576, 4096):
+        lr = optim.query_lr(1e-3, dim)
+        key_D = torch.ones(dim)  # of norm sqrt(dim), along the step
+        assert lr * key_D.sum() == pytest.approx(1e-3 * min(dim, 256), rel=1e-6)
+    for base_lr, dim in ((0.0, 8), (-1.0, 8), (math.inf, 8), (1e-3, 0)):
+        with pytest.raises(ValueError, match="are positive, got"):
+            optim.query_lr(base_lr, dim)

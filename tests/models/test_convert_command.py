@@ -1,0 +1,274 @@
+"""`attnres convert` and `attnres generate` on local folders; one line for each bad input."""
+
+import json
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import build, plain, randomise_readers, tokens
+from tiny_runs import recipe
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from attnres.cli import main
+from attnres.models import AttnResForCausalLM, convert
+from attnres.models.pretrained import load_pretrained, save_whole
+from attnres.train.loop import train
+from attnres.train.tokenizer import byte_tokenizer, for_transformers
+
+PROMPT = "Call me"
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch, tmp_path):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def call(capsys):
+    """Exit status, standard output and standard error of a command."""
+
+    def run(*arguments: Any):
+        status: Any = 0
+        capsys.readouterr()
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            status = end.code or 0
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run
+
+
+def original() -> Any:
+    """A tiny Llama over bytes that writes small letters, whatever it reads."""
+    model = plain(vocab_size=257, rms_norm_eps=1e-4).eval()
+    model.lm_head.weight.data[: ord("a")] = 0
+    model.lm_head.weight.data[ord("z") + 1 :] = 0
+    return model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    original().save_pretrained(tmp_path / "plain")
+    for_transformers(byte_tokenizer()).save_pretrained(tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+@pytest.fixture
+def converted(folder, call):
+    assert call("convert", folder, "--n-blocks", 2, "-o", "converted")[0] == 0
+    return Path("converted")
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(tokens()).logits
+
+
+def assert_one_line(result: Any, *words: str) -> None:
+    status, out, err = result
+    assert (status, out) == (2, "")
+    assert err.startswith("attnres: error: "), err
+    assert err.count("\n") == 1, err
+    for word in words:
+        assert word in err, err
+
+
+@pytest.mark.parametrize("form", ["centered", "sum", "mean"])
+def test_convert_writes_a_folder_that_transformers_loads(call, folder, form):
+    out = Path("deep/er/out")
+    status, said, err = call("convert", folder, "--n-blocks", 2, "--form", form, "-o", out)
+    assert (status, err) == (0, "")
+    assert ("largest difference of logits: 0.0\n" in said) == (form == "centered")
+    assert "eps hazard" in said
+    assert said.endswith(f"model: {out}\n")
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert type(loaded) is AttnResForCausalLM
+    assert loaded.residual.layout.sizes == (3, 3)
+    torch.testing.assert_close(logits(loaded), logits(original()))
+    assert torch.equal(logits(loaded), logits(original())) == (form == "centered")
+    assert AutoTokenizer.from_pretrained(out)(PROMPT)["input_ids"] == list(PROMPT.encode())
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_revert_writes_the_plain_model_again(call, folder, converted):
+    status, _, err = call("convert", converted, "--revert", "-o", "back")
+    assert (status, err) == (0, "")
+    saved = json.loads(Path("back/config.json").read_text())
+    assert saved["architectures"] == ["LlamaForCausalLM"]
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("back")), logits(original()))
+    assert call("convert", "back", "--revert", "-o", "more")[2].endswith("nothing to revert\n")
+
+
+def test_a_trained_model_changes_its_form_and_is_reverted_only_with_loss(call, converted):
+    model = randomise_readers(AttnResForCausalLM.from_pretrained(converted))
+    save_whole(model, None, Path("trained"))
+    status, said, _ = call("convert", "trained", "--form", "mean", "--n-blocks", 2, "-o", "mean")
+    assert status == 0
+    assert "trained has no tokenizer" in said
+    loaded = AutoModelForCausalLM.from_pretrained("mean")
+    assert loaded.config.scaled_norm_eps
+    torch.testing.assert_close(logits(loaded), logits(model))
+    assert_one_line(call("convert", "trained", "--revert", "-o", "x"), "queries are trained")
+    assert call("convert", "trained", "--revert", "--lossy", "-o", "x")[0] == 0
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained("x")), logits(original()))
+
+
+def test_the_dtype_is_that_saved_or_asked_for(call, folder):
+    assert call("convert", folder, "--dtype", "bfloat16", "-o", "narrow")[0] == 0
+    loaded = AutoModelForCausalLM.from_pretrained("narrow", dtype="auto")
+    narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert torch.equal(logits(loaded), logits(narrow))
+    assert call("convert", "narrow", "-o", "again")[0] == 0
+    assert load_pretrained("again").model.dtype == torch.bfloat16
+
+
+def test_generate_goes_on_as_the_plain_model_does(call, converted):
+    status, said, err = call("generate", converted, PROMPT, "--n-tokens", 12)
+    assert (status, err) == (0, "")
+    prompt_BT = torch.tensor([list(PROMPT.encode())])
+    expected = original().generate(prompt_BT, max_new_tokens=12, do_sample=False)
+    text = AutoTokenizer.from_pretrained(converted).decode(expected[0], skip_special_tokens=True)
+    assert said == f"{text}\n"
+    assert re.fullmatch(r"Call me[a-z]{12}", text)
+
+
+def test_generate_draws_by_the_seed(call, converted):
+    words = ("generate", converted, PROMPT, "--n-tokens", 8)
+    draws = [call(*words, "--temperature", 1, "--seed", seed)[1] for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_generate_takes_the_folder_of_a_run(call, text, tmp_path):
+    train(recipe(text, n_steps=1), tmp_path / "run")
+    status, said, err = call("generate", tmp_path / "run", "bade", "--n-tokens", 3)
+    assert (status, err) == (0, "")
+    assert said.startswith("bade")
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def remote_code(folder: Path) -> None:
+    edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "mine.C"})
+    (folder / "mine.py").write_text("open('run', 'w')")
+
+
+def local_family_with_remote_code(folder: Path) -> None:
+    """Llama, with code beside it that would be run in its place."""
+    edit(folder / "config.json", auto_map={"AutoModelForCausalLM": "mine.C"})
+    (folder / "mine.py").write_text("open('run', 'w')")
+
+
+BREAK = {
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
+    "half a config": (lambda f: (f / "config.json").write_text('{"mod'), "config.json is damaged"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "plain"),
+    "half the weights": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:-99]
+        ),
+        "cannot be loaded",
+    ),
+    "another size": (lambda f: edit(f / "config.json", intermediate_size=64), "plain"),
+    "more layers": (lambda f: edit(f / "config.json", num_hidden_layers=4), "lacks 9 weights"),
+    "fewer layers": (lambda f: edit(f / "config.json", num_hidden_layers=2), "has 9 weights that"),
+    "no adapter": (lambda f: edit(f / "config.json", model_type="gpt2"), "no adapter for"),
+    "remote code": (remote_code, "code of its own, which is never run"),
+    "no folder": (shutil.rmtree, "no model at"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BREAK.values(), ids=BREAK)
+def test_a_bad_model_is_one_line_and_leaves_nothing(call, folder, damage, message):
+    damage(folder)
+    before = sorted(path.name for path in Path().iterdir())
+    assert_one_line(call("convert", folder, "--n-blocks", 2, "-o", "out"), message)
+    assert sorted(path.name for path in Path().iterdir()) == before
+
+
+def test_code_beside_a_known_family_is_not_run(call, folder):
+    local_family_with_remote_code(folder)
+    assert call("convert", folder, "--n-blocks", 2, "-o", "out")[0] == 0
+    assert not Path("run").exists()
+
+
+def test_a_folder_that_exists_is_kept(call, folder):
+    Path("out").mkdir()
+    Path("out/mine").write_text("mine")
+    assert_one_line(call("convert", folder, "-o", "out"), "out exists", "nothing was written")
+    with pytest.raises(ValueError, match="out exists"):
+        save_whole(original(), None, Path("out"))
+    assert [path.name for path in Path("out").iterdir()] == ["mine"]
+
+
+def test_a_failed_save_leaves_nothing(call, folder, monkeypatch):
+    def fail(self, path):
+        path.mkdir()
+        (path / "half").write_text("half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(AttnResForCausalLM, "save_pretrained", fail)
+    before = sorted(path.name for path in Path().iterdir())
+    status, _, err = call("convert", folder, "--n-blocks", 2, "-o", "out")
+    assert (status, err) == (2, "attnres: error: no space left\n")
+    assert sorted(path.name for path in Path().iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--n-blocks", "9"], "n_blocks=9 is more than the model's 6 sublayers"),
+        (["--n-blocks", "2", "--layers-per-block", "1"], "exactly one of"),
+        (["--form", "middle"], "middle"),
+        (["--dtype", "int8"], "int8"),
+    ],
+)
+def test_a_bad_argument_of_convert_is_one_line(call, folder, arguments, message):
+    assert_one_line(call("convert", folder, "-o", "out", *arguments), message)
+
+
+def test_another_layout_than_that_of_a_folder_is_refused(call, converted):
+    for unit, value in (("--n-blocks", 3), ("--sublayers-per-block", 1)):
+        result = call("convert", converted, unit, value, "--form", "sum", "-o", "out")
+        assert_one_line(result, "blocks of [3, 3] sublayers", "another layout is another model")
+    save_whole(build(residual="standard"), None, Path("standard"))
+    assert_one_line(call("convert", "standard", "-o", "out"), "'standard' has no form 'centered'")
+
+
+def test_an_edited_config_of_a_converted_folder_is_refused(call, converted):
+    edit(converted / "config.json", residual={"method": "centered", "n_blocks": 3})
+    assert_one_line(call("generate", converted, PROMPT), "but the model was made with", "[3, 3]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "prompt is empty"),
+        ([PROMPT, "--n-tokens", "0"], "n_tokens is positive"),
+        ([PROMPT, "--temperature", "-1"], "temperature at least 0"),
+        ([PROMPT, "--n-tokens", "60"], "7 tokens of the prompt and 60 more .* model's 64 places"),
+    ],
+)
+def test_a_bad_argument_of_generate_is_one_line(call, converted, arguments, message):
+    status, out, err = call("generate", converted, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.search(message, err)
+
+
+def test_generate_needs_a_tokenizer(call):
+    save_whole(convert(original(), n_blocks=2), None, Path("bare"))
+    assert_one_line(call("generate", "bare", PROMPT), "no tokenizer")
+
+
+def test_a_missing_package_is_named_with_what_installs_it(call, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = call("convert", "smollm2", "-o", "out")
+    assert_one_line(result, "pip install 'attention-residuals[pretrained]'")
