@@ -1,23 +1,22 @@
-"""A causal LM = the sublayers of a transformers model + a residual method.
+"""A causal LM = a family's own causal LM, its sublayers joined by a residual method.
 
-Weights keep the names of the base model, so a plain checkpoint fits; the residual adds
+Weights keep the names of the family's model, so a plain checkpoint fits; the residual adds
 `residual.*`.
 """
 
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     GenerationMixin,
+    PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from attnres.models.checkpoint import (
@@ -26,38 +25,40 @@ from attnres.models.checkpoint import (
     config_for_plain,
     is_plain,
     read_config,
+    text_config_of,
 )
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
-from attnres.models.joined import join_by
+from attnres.models.joined import Front, in_front, join_by
 
 
-class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
+class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
     """A model of a supported transformers family whose sublayers are joined by a residual method.
 
-    `from_pretrained`, `save_pretrained`, `generate` and gradient checkpointing work as for any
-    transformers model. Depth sources belong to one token, so generation needs no cache for them.
+    It is put before the family's own causal LM class, whose embeddings, loop, head, loss and
+    initialisation it has: a model of a Llama config is an `AttnResForCausalLM` and a
+    `LlamaForCausalLM`. `from_pretrained`, `save_pretrained`, `generate` and gradient checkpointing
+    work as for any transformers model. Depth sources belong to one token, so generation needs no
+    cache for them.
     """
 
     config_class = AttnResCausalLMConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  as above
+    config: AttnResCausalLMConfig
+
+    def __new__(cls, config: AttnResCausalLMConfig, *args: Any, **kwargs: Any) -> Any:
+        _check_kind(config)
+        return super().__new__(_joint_class(cls, config.text_config))
 
     def __init__(self, config: AttnResCausalLMConfig):
-        _check_kind(config)
-        super().__init__(config)
         config.check_residual_state()
         text = config.text_config
+        super().__init__(text)
+        self.config, self.name_or_path = config, config.name_or_path
+        config._attn_implementation = text._attn_implementation  # the family's, if none was asked
+        config._experts_implementation = text._experts_implementation
         self.residual = config.residual_config.build(text.hidden_size, config.n_sublayers)
-        self.model = AutoModel.from_config(text, dtype=torch.get_default_dtype())
-        join_by(self.residual, self.model)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.post_init()
+        base: Any = self.base_model
+        join_by(self.residual, base)
+        self._no_split_modules = base._no_split_modules
 
     @can_return_tuple
     def forward(
@@ -74,7 +75,8 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits, and the mean next-token loss where `labels` (BT, shifted here) are given.
 
-        Arguments are those of every causal LM of transformers; `cache` is the KV cache.
+        Arguments are those of every causal LM of transformers, and what the family's own takes
+        besides; `cache` is the KV cache.
 
         Raises:
             ValueError: `output_hidden_states` (there is no single hidden state between layers).
@@ -82,23 +84,17 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
         self._refuse(kwargs)
         if self.config.output_attentions:
             kwargs.setdefault("output_attentions", True)
-        outputs: BaseModelOutputWithPast = self.model(
+        return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             cache=cache,
             inputs_embeds=inputs_embeds,
+            labels=labels,
             use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            return_dict=True,
             **kwargs,
-        )
-        hidden_BTD = cast(Tensor, outputs.last_hidden_state)
-        logits_BTV = self.lm_head(slice_logits_to_keep(hidden_BTD, logits_to_keep))
-        loss = None
-        if labels is not None:
-            vocab_size = self.config.text_config.vocab_size
-            loss = self.loss_function(logits_BTV, labels, vocab_size=vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits_BTV, cache=outputs.cache, attentions=outputs.attentions
         )
 
     def _refuse(self, kwargs: dict[str, Any]) -> None:
@@ -130,14 +126,17 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
         )
 
     def _init_weights(self, module: nn.Module) -> None:
+        residual = self._modules.get("residual")  # None while the family's own model is made
         # a part that owns parameters: its parent, which owns none itself, counts as loaded
-        if any(module is part for part in self.residual.modules()):
+        if residual is not None and any(module is part for part in residual.modules()):
             self.residual.reset_parameters()
         else:
             super()._init_weights(module)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, config=None, **kwargs) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
         """As in transformers; a plain checkpoint loads where `residual` or `config` is given.
 
         Raises:
@@ -150,11 +149,13 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
             config = config_for_plain(path, saved, kwargs.pop("residual", None))
         elif isinstance(config, str | PathLike):
             config = AttnResCausalLMConfig.from_pretrained(config)
-        if config is not None:
+        if config is not None or not saved:
             _check_kind(config)
             check_config(path, saved, config)
         asked_for_info = kwargs.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(
+        text = text_config_of(saved) if config is None else config.text_config
+        joint: Any = super(AttnResForCausalLM, _joint_class(cls, text))
+        loaded = joint.from_pretrained(
             path, *args, config=config, output_loading_info=True, **kwargs
         )
         model, info = loaded
@@ -166,6 +167,12 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):
 def _check_kind(config: Any) -> None:
     if not isinstance(config, AttnResCausalLMConfig):
         raise ValueError(f"{type(config).__name__}: give {HOW_TO_CONFIGURE}")
+
+
+def _joint_class(front: type, text_config: PreTrainedConfig) -> Any:
+    """`front` before the family's own causal LM, unless it is there already."""
+    own: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(text_config)]
+    return front if issubclass(front, own) else in_front(front, own)
 
 
 AutoConfig.register("attnres", AttnResCausalLMConfig)

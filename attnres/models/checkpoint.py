@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
-from attnres.models.sublayers import sublayers_of
+from attnres.models.sublayers import check_family
 
 SHAPELESS_SETTINGS = (
     "num_hidden_layers",
@@ -44,7 +44,7 @@ def text_config_of(saved: Mapping[str, Any]) -> PreTrainedConfig:
     """The transformers config of a plain checkpoint or of one of ours."""
     text = dict(saved if is_plain(saved) else saved["text_config"])
     family = text.pop("model_type")
-    sublayers_of(family)  # transformers would name all of its families
+    check_family(family)  # transformers would name all of its families
     return AutoConfig.for_model(family, **text)
 
 
@@ -83,9 +83,7 @@ def check_weights(path: Any, info: Mapping[str, Any]) -> None:
     Readers that a checkpoint lacks have their start values, and a base model has no head.
     """
     missing = [
-        name
-        for name in info["missing_keys"]
-        if not name.startswith("residual.") and name != "lm_head.weight"
+        name for name in info["missing_keys"] if not name.startswith(("residual.", "lm_head."))
     ]
     for names, what in (
         (missing, "lacks {} weights of the model"),

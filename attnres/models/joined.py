@@ -1,17 +1,18 @@
 """The sublayers of a transformers model, joined by a residual method in the model's own loop.
 
 The residual state travels through that loop in the place of the hidden tensor: each decoder layer
-reads, runs a sublayer and writes, twice, and the final norm finishes first. No forward of a base
-model is copied and nothing is kept between calls.
+reads, runs a sublayer and writes, once for each of its sublayers, and the final norm finishes
+first. No forward of a model is copied and nothing is kept between calls.
 """
 
+import inspect
 from functools import cache
 from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnres.models.sublayers import Sublayer, sublayers_of
+from attnres.models.sublayers import Sublayer, family_of
 from attnres.residual import Residual
 
 
@@ -29,8 +30,10 @@ class DepthLayer(Front):
 
     sublayers: tuple[Sublayer, ...]
     first_depth: int
+    argument_names: tuple[str, ...]  # of the layer's own forward, after the hidden state
 
-    def forward(self, state: Any, **context: Any) -> Any:
+    def forward(self, state: Any, *arguments: Any, **context: Any) -> Any:
+        context.update(zip(self.argument_names, arguments, strict=False))
         (residual,) = self.residual_of
         if self.first_depth == 0:
             state = residual.start(state)
@@ -50,29 +53,45 @@ class FinishingNorm(Front):
 
 def join_by(residual: Residual, model: PreTrainedModel) -> None:
     """Let `residual` join the sublayers of a base model (without a head), in place."""
-    sublayers = sublayers_of(model.config.model_type)
-    layers = cast(nn.ModuleList, model.layers)
+    family = family_of(model.config)
+    layers = cast(nn.ModuleList, getattr(model, family.layers))
     for i, layer in enumerate(layers):
-        first_depth = i * len(sublayers)
-        _extend(layer, DepthLayer, residual, sublayers=sublayers, first_depth=first_depth)
-    _extend(cast(nn.Module, model.norm), FinishingNorm, residual)
+        _extend(
+            layer,
+            DepthLayer,
+            residual,
+            sublayers=family.sublayers,
+            first_depth=i * len(family.sublayers),
+            argument_names=_argument_names(type(layer)),
+        )
+    _extend(getattr(model, family.final_norm), FinishingNorm, residual)
     model._no_split_modules = {type(layer).__name__ for layer in layers}
+
+
+def _argument_names(layer_class: type[nn.Module]) -> tuple[str, ...]:
+    """GPT-2's loop passes some by position."""
+    return tuple(inspect.signature(layer_class.forward).parameters)[2:]
 
 
 def _extend(module: nn.Module, front: type, residual: Residual, **attributes: Any) -> None:
     """Put `front` before the module's class; parameters, their names and hooks stay."""
-    module.__class__ = _in_front(front, type(module))
+    module.__class__ = in_front(front, type(module))
     for name, value in {"residual_of": (residual,), **attributes}.items():
         setattr(module, name, value)
 
 
 @cache
-def _in_front(front: type, own: type) -> type:
-    """One class for all layers: FSDP and accelerate choose layers by their class."""
-    return type(f"{front.__name__}{own.__name__}", (front, own), {})
+def in_front(front: type, own: type) -> Any:
+    """One class for all layers: FSDP and accelerate choose layers by their class.
+
+    Its module is that of `own`, whose source transformers reads to see what a model supports. A
+    whole model has the name of `front`, which its config saves.
+    """
+    joint = f"{front.__name__}{own.__name__}"
+    name = front.__name__ if issubclass(front, PreTrainedModel) else joint
+    return type(name, (front, own), {"__module__": own.__module__, "__qualname__": joint})
 
 
 def _new_in_front(front: type, own: type) -> Any:
     """An empty module, as pickle fills it."""
-    kind: Any = _in_front(front, own)
-    return kind.__new__(kind)
+    return nn.Module.__new__(in_front(front, own))

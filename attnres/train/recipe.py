@@ -74,9 +74,9 @@ class ModelConfig:
     def _text_config(self, vocab_size: int, seq_len: int) -> "PreTrainedConfig":
         from transformers import AutoConfig
 
-        from attnres.models.sublayers import sublayers_of
+        from attnres.models.sublayers import check_family
 
-        sublayers_of(self.family)  # transformers would name all of its families
+        check_family(self.family)  # transformers would name all of its families
         return AutoConfig.for_model(
             self.family,
             vocab_size=vocab_size,

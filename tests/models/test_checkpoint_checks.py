@@ -134,6 +134,7 @@ def test_a_text_config_changed_by_a_keyword_is_checked_too(tmp_path):
     build().save_pretrained(tmp_path)
     match = "rms_norm_eps=1e-06, but text_config has 0.5"
     assert_refused(match, tmp_path, text_config={"rms_norm_eps": 0.5})
+    assert_refused(match, tmp_path, rms_norm_eps=0.5)
     with pytest.raises(ValueError, match=match):
         AutoModelForCausalLM.from_pretrained(tmp_path, text_config={"rms_norm_eps": 0.5})
 
@@ -196,7 +197,11 @@ def test_a_saved_config_without_its_residual_state_is_refused(tmp_path):
 
 def test_the_caller_gets_loading_info_where_it_asks_alone(tmp_path):
     build().save_pretrained(tmp_path)
-    assert type(OURS.from_pretrained(tmp_path, output_loading_info=False)) is AttnResForCausalLM
+    assert isinstance(OURS.from_pretrained(tmp_path, output_loading_info=False), AttnResForCausalLM)
     model, info = OURS.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(model) is AttnResForCausalLM
+    assert isinstance(model, AttnResForCausalLM)
     assert not info["missing_keys"]
+
+
+def test_neither_a_path_nor_a_config_is_refused():
+    assert_refused(r"NoneType: give AttnResCausalLMConfig\(", None)

@@ -1,5 +1,6 @@
 """The config of a causal LM: what it keeps, derives and refuses."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -128,3 +129,14 @@ def test_a_text_config_by_name_is_refused():
 def test_a_model_of_a_plain_config_is_refused():
     with pytest.raises(ValueError, match=r"LlamaConfig: give AttnResCausalLMConfig\(text_config="):
         AttnResForCausalLM(LlamaConfig())  # pyright: ignore
+
+
+def test_what_only_the_text_config_says_is_read_and_set_there():
+    made = config(tie_word_embeddings=True)
+    assert (made.vocab_size, made.rms_norm_eps) == (97, 1e-6)
+    made.rms_norm_eps = 0.5
+    assert made.text_config.rms_norm_eps == 0.5
+    assert "rms_norm_eps" not in {name for name in made.to_dict() if name != "text_config"}
+    with pytest.raises(AttributeError, match="vocab"):
+        _ = made.n_vocab
+    assert pickle.loads(pickle.dumps(made)).vocab_size == 97
