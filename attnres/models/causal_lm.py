@@ -28,6 +28,7 @@ from attnres.models.checkpoint import (
     text_config_of,
 )
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
+from attnres.models.families import family_of
 from attnres.models.joined import Front, in_front, join_by
 
 
@@ -149,11 +150,15 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
             config = config_for_plain(path, saved, kwargs.pop("residual", None))
         elif isinstance(config, str | PathLike):
             config = AttnResCausalLMConfig.from_pretrained(config)
-        if config is not None or not saved:
+        if config is not None:
             _check_kind(config)
             check_config(path, saved, config)
-        asked_for_info = kwargs.pop("output_loading_info", False)
+        elif not saved:
+            _check_kind(config)
         text = text_config_of(saved) if config is None else config.text_config
+        names = dict(family_of(text).former_names)  # transformers finds them by the class's name
+        kwargs["key_mapping"] = names | (kwargs.pop("key_mapping", None) or {})
+        asked_for_info = kwargs.pop("output_loading_info", False)
         joint: Any = super(AttnResForCausalLM, _joint_class(cls, text))
         loaded = joint.from_pretrained(
             path, *args, config=config, output_loading_info=True, **kwargs

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
-from attnres.models.sublayers import check_family
+from attnres.models.families import check_family
 
 SHAPELESS_SETTINGS = (
     "num_hidden_layers",

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from attnres.models.sublayers import family_of
+from attnres.models.families import family_of
 from attnres.residual import (
     RESIDUALS,
     ResidualConfig,

@@ -12,7 +12,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnres.models.sublayers import Sublayer, family_of
+from attnres.models.families import family_of
+from attnres.models.sublayers import Sublayer
 from attnres.residual import Residual
 
 

@@ -1,4 +1,4 @@
-"""Which sublayers a decoder layer of transformers has: one adapter a family.
+"""The sublayers of a decoder layer of transformers, and what a family of models is made of.
 
 A sublayer is the whole residual branch, exactly as the stream receives it: the norm that reads the
 stream, attention or MLP, and the norm, dropout or multiplier that the layer puts after them. It is
@@ -8,22 +8,13 @@ loop passes down (mask, rotary embeddings, KV cache).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
+from attnres.residual.base import Output
+
 Context = Mapping[str, Any]
-
-
-class Sublayer(Protocol):
-    """A residual branch."""
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """Names in the layer of the norms that read the stream; empty where it is read raw."""
-        ...
-
-    def __call__(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +22,7 @@ class Branch:
     """norm → part → after, each by its name in the layer."""
 
     part: str
-    norm: str | None = None
+    norm: str | None = None  # None where the part reads the stream itself
     after: str | None = None  # a module (norm or dropout) or a multiplier
 
     @property
@@ -59,44 +50,51 @@ class Attention(Branch):
         return out[0] if isinstance(out, tuple) else out
 
 
+@dataclass(frozen=True)
+class Parallel:
+    """Attention and MLP of one input: one sublayer, so one read and one output."""
+
+    attention: Attention
+    mlp: Branch
+    norm: str | None = None  # of both; None where each has its own
+    summed: bool = True  # before they are added to the stream, not one after the other
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        return (*self.attention.norms, *self.mlp.norms) if self.norm is None else (self.norm,)
+
+    def __call__(self, layer: Any, h_BTD: Tensor, context: Context) -> Output:
+        if self.norm is not None:
+            h_BTD = getattr(layer, self.norm)(h_BTD)
+        out_BTD = self.attention(layer, h_BTD, context)
+        mlp_BTD = self.mlp(layer, h_BTD, context)
+        return out_BTD + mlp_BTD if self.summed else (out_BTD, mlp_BTD)
+
+
+Sublayer = Branch | Parallel
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """What a residual has to know of a family of models."""
 
     sublayers: tuple[Sublayer, ...]  # of one decoder layer, in order
-    layers: str = "layers"  # name of the list of decoder layers in the base model
-    final_norm: str = "norm"  # name of the final norm in the base model
-    eps: str | None = "variance_epsilon"  # attribute of the norms that read the stream
+    layers: str = "layers"  # the list of decoder layers in the base model
+    final_norm: str = "norm"  # in the base model
+    eps: str | None = "variance_epsilon"  # of the norms that read the stream; None if it is fixed
+    former_names: tuple[tuple[str, str], ...] = ()  # of weights, as a pattern, and the present ones
 
     @property
     def scale_free(self) -> bool:
-        """Whether nothing but norms reads the stream: its scale is then seen by epsilon alone."""
+        """Whether only norms read the stream, so that no more than epsilon shows its scale."""
         return all(sublayer.norms for sublayer in self.sublayers)
 
-
-PRE_NORM = Family(
-    sublayers=(
-        Attention("self_attn", norm="input_layernorm"),
-        Branch("mlp", norm="post_attention_layernorm"),
-    )
-)
-
-FAMILIES: dict[str, Family] = {
-    "llama": PRE_NORM,
-    "mistral": PRE_NORM,
-    "qwen2": PRE_NORM,
-    "qwen3": PRE_NORM,
-}
-
-
-def check_family(model_type: str) -> None:
-    """ValueError for a family without an adapter."""
-    if model_type not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise ValueError(f"no adapter for the model family {model_type!r}; there are: {known}")
-
-
-def family_of(config: Any) -> Family:
-    """The adapter of the models of a transformers config; ValueError where there is none."""
-    check_family(config.model_type)
-    return FAMILIES[config.model_type]
+    def norms(self, model: nn.Module) -> list[tuple[nn.Module, ...]]:
+        """The norms that read each mix of a base model, by depth; the last is the final norm."""
+        layers: Any = getattr(model, self.layers)
+        each = [
+            tuple(getattr(layer, name) for name in sublayer.norms)
+            for layer in layers
+            for sublayer in self.sublayers
+        ]
+        return [*each, (getattr(model, self.final_norm),)]

@@ -12,11 +12,12 @@ sublayer must not change its input in place, which may be part of the state.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from torch import Tensor, nn
 
 State = TypeVar("State")
+Output = Tensor | tuple[Tensor, ...]  # of a sublayer: BTD, or parts that are added in turn
 
 
 def check_depth(depth: int, last: int) -> None:
@@ -37,6 +38,17 @@ def check_output(out_BTD: Tensor, like_BTD: Tensor, depth: int) -> None:
         )
 
 
+def parts_of(out_BTD: Output, like_BTD: Tensor, depth: int) -> tuple[Tensor, ...]:
+    """A sublayer's output in the parts that are added in turn, checked and in the sum's dtype.
+
+    The order of additions decides the last bit: a parallel layer may add attention, then the MLP.
+    """
+    parts = out_BTD if isinstance(out_BTD, tuple) and out_BTD else (out_BTD,)
+    for part_BTD in parts:
+        check_output(cast(Tensor, part_BTD), like_BTD, depth)
+    return tuple(cast(Tensor, part_BTD).to(like_BTD.dtype) for part_BTD in parts)
+
+
 class Residual(nn.Module, ABC, Generic[State]):
     """Abstract; every method is a final class.
 
@@ -55,8 +67,8 @@ class Residual(nn.Module, ABC, Generic[State]):
         """Input of the sublayer at `depth`, BTD, and the state that goes on."""
 
     @abstractmethod
-    def write(self, state: State, depth: int, out_BTD: Tensor) -> State:
-        """State after the sublayer at `depth`, whose output is `out_BTD`."""
+    def write(self, state: State, depth: int, out_BTD: Output) -> State:
+        """State after the sublayer at `depth`, whose output is `out_BTD`, or in parts of it."""
 
     @abstractmethod
     def finish(self, state: State) -> Tensor:
