@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnres.residual.base import Output
+from attnres.residual.base import Output, Parts
 
 Context = Mapping[str, Any]
 
@@ -68,7 +68,7 @@ class Parallel:
             h_BTD = getattr(layer, self.norm)(h_BTD)
         out_BTD = self.attention(layer, h_BTD, context)
         mlp_BTD = self.mlp(layer, h_BTD, context)
-        return out_BTD + mlp_BTD if self.summed else (out_BTD, mlp_BTD)
+        return out_BTD + mlp_BTD if self.summed else Parts(out_BTD, mlp_BTD)
 
 
 Sublayer = Branch | Parallel

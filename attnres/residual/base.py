@@ -12,12 +12,25 @@ sublayer must not change its input in place, which may be part of the state.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 State = TypeVar("State")
-Output = Tensor | tuple[Tensor, ...]  # of a sublayer: BTD, or parts that are added in turn
+
+
+class Parts(NamedTuple):
+    """A sublayer's output in two parts, each BTD, that are added to the stream in turn.
+
+    The order of additions decides the last bit. Where attention and MLP of one input are added one
+    after the other, their sum is another tensor.
+    """
+
+    first_BTD: Tensor
+    second_BTD: Tensor
+
+
+Output = Tensor | Parts
 
 
 def check_depth(depth: int, last: int) -> None:
@@ -39,14 +52,11 @@ def check_output(out_BTD: Tensor, like_BTD: Tensor, depth: int) -> None:
 
 
 def parts_of(out_BTD: Output, like_BTD: Tensor, depth: int) -> tuple[Tensor, ...]:
-    """A sublayer's output in the parts that are added in turn, checked and in the sum's dtype.
-
-    The order of additions decides the last bit: a parallel layer may add attention, then the MLP.
-    """
-    parts = out_BTD if isinstance(out_BTD, tuple) and out_BTD else (out_BTD,)
+    """What a sublayer's output adds, in turn; checked, and in the dtype of the sum."""
+    parts = out_BTD if isinstance(out_BTD, Parts) else (out_BTD,)
     for part_BTD in parts:
-        check_output(cast(Tensor, part_BTD), like_BTD, depth)
-    return tuple(cast(Tensor, part_BTD).to(like_BTD.dtype) for part_BTD in parts)
+        check_output(part_BTD, like_BTD, depth)
+    return tuple(part_BTD.to(like_BTD.dtype) for part_BTD in parts)
 
 
 class Residual(nn.Module, ABC, Generic[State]):
@@ -68,7 +78,7 @@ class Residual(nn.Module, ABC, Generic[State]):
 
     @abstractmethod
     def write(self, state: State, depth: int, out_BTD: Output) -> State:
-        """State after the sublayer at `depth`, whose output is `out_BTD`, or in parts of it."""
+        """State after the sublayer at `depth`, whose output is `out_BTD`."""
 
     @abstractmethod
     def finish(self, state: State) -> Tensor:

@@ -1,6 +1,7 @@
 """Every family that has an adapter: the standard residual is its own model, bit for bit."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import BertConfig, DynamicCache, Gemma3nTextConfig, OPTConfig
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 from attnres.models import families as adapters
 from attnres.models.families import family_of
+from attnres.train.probe import measure
 
 OURS: Any = AttnResForCausalLM
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -128,6 +130,17 @@ def test_a_parallel_layer_is_one_read(family):
     model = build(family, "full")
     assert config(family).n_sublayers == 3
     assert len(model.residual.readers) == 4
+
+
+def test_a_probe_takes_parts_as_their_sum():
+    measured = []
+    for family, model in (("parts", build("cohere", "full")), ("sum", build("cohere", "full"))):
+        for layer in model.model.layers:
+            (sublayer,) = layer.sublayers
+            layer.sublayers = (replace(sublayer, summed=family == "sum"),)
+        measured.append(measure(model, tokens()))
+    for name in ("output_rms", "stream_rms", "grad_norm"):
+        assert measured[0][name] == pytest.approx(measured[1][name], rel=1e-4), name
 
 
 def test_a_neox_layer_in_turn_is_two_reads():
