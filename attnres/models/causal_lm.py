@@ -30,6 +30,7 @@ from attnres.models.checkpoint import (
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
 from attnres.models.families import family_of
 from attnres.models.joined import Front, in_front, join_by
+from attnres.models.taps import chosen
 
 
 class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
@@ -72,20 +73,26 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | int | list[int] | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits, and the mean next-token loss where `labels` (BT, shifted here) are given.
 
         Arguments are those of every causal LM of transformers, and what the family's own takes
-        besides; `cache` is the KV cache.
+        besides; `cache` is the KV cache. With `output_hidden_states`, `hidden_states` are the
+        mixes, each BTD: entry d is what the sublayer at depth d reads, before its norm, and the
+        last, entry L, what the final norm reads. Indices choose some, as in transformers.
 
         Raises:
-            ValueError: `output_hidden_states` (there is no single hidden state between layers).
+            ValueError: `past_key_values`, the former name of `cache`.
         """
-        self._refuse(kwargs)
+        if kwargs.get("past_key_values") is not None:
+            raise ValueError("the KV cache is called cache, not past_key_values, in transformers 5")
+        asked = self._asked_for(output_hidden_states)
+        mixes: list[Tensor] | None = [] if asked else None
         if self.config.output_attentions:
             kwargs.setdefault("output_attentions", True)
-        return super().forward(
+        outputs = super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -94,20 +101,20 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
             labels=labels,
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
+            output_hidden_states=False,
+            mixes=mixes,
             return_dict=True,
             **kwargs,
         )
+        if mixes is not None:
+            outputs.hidden_states = chosen(mixes, asked)
+            mixes.clear()  # a state may outlive this call in what is kept for the backward
+        return outputs
 
-    def _refuse(self, kwargs: dict[str, Any]) -> None:
-        if kwargs.get("past_key_values") is not None:
-            raise ValueError("the KV cache is called cache, not past_key_values, in transformers 5")
-        configs = (self.config, self.config.text_config)
-        asked = kwargs.pop("output_hidden_states", None)
-        if asked or any(config.output_hidden_states for config in configs):
-            raise ValueError(
-                "output_hidden_states: between layers there is a residual state, not one hidden "
-                "state; attnres.train.probe measures it"
-            )
+    def _asked_for(self, hidden_states: Any) -> Any:
+        if hidden_states is not None:
+            return hidden_states
+        return any(x.output_hidden_states for x in (self.config, self.config.text_config))
 
     def activation_checkpointing_enable(
         self,

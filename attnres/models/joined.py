@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from attnres.models.families import family_of
 from attnres.models.sublayers import Sublayer
+from attnres.models.taps import Tapped, TappedState
 from attnres.residual import Residual
 
 
@@ -35,7 +36,12 @@ class DepthLayer(Front):
 
     def forward(self, state: Any, *arguments: Any, **context: Any) -> Any:
         context.update(zip(self.argument_names, arguments, strict=False))
+        if context.pop("output_hidden_states", False):
+            raise ValueError("output_hidden_states: ask the causal LM, not the base model in it")
         (residual,) = self.residual_of
+        mixes = context.pop("mixes", None)
+        if mixes is not None:
+            residual = Tapped(residual, mixes)
         if self.first_depth == 0:
             state = residual.start(state)
         for depth, sublayer in enumerate(self.sublayers, self.first_depth):
@@ -49,6 +55,8 @@ class FinishingNorm(Front):
 
     def forward(self, state: Any) -> Tensor:
         (residual,) = self.residual_of
+        if isinstance(state, TappedState):
+            residual = Tapped(residual, state.asked_for)
         return super().forward(residual.finish(state))
 
 
