@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_families import FAMILIES, SETTINGS, build, config, plain, text_config
+from tiny_families import FAMILIES, SETTINGS, build, config, dropouts, plain, text_config
 from tiny_models import assert_same, gradients, tokens
 from torch import Tensor
 from transformers import BertConfig, DynamicCache, Gemma3nTextConfig, OPTConfig
@@ -18,12 +18,6 @@ from attnres.train.probe import measure
 
 OURS: Any = AttnResForCausalLM
 families = pytest.mark.parametrize("family", FAMILIES)
-DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout")
-
-
-def dropouts(family: str) -> dict[str, Any]:
-    made = text_config(family)
-    return {name: 0.2 for name in (*DROPOUTS, "residual_dropout") if hasattr(made, name)}
 
 
 def step(model: Any) -> dict[str, Tensor]:

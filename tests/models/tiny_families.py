@@ -102,6 +102,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "starcoder2": {**GROUPED, "sliding_window": 4},
 }
 FAMILIES = list(SETTINGS)
+DROPOUTS = (
+    "attention_dropout",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embd_pdrop",
+    "hidden_dropout",
+    "residual_dropout",
+)
 
 
 def text_config(family: str, **changes: Any) -> PreTrainedConfig:
@@ -125,3 +133,9 @@ def build(family: str, residual: str = "block", *, trained: bool = True, **chang
     torch.manual_seed(0)
     model = AttnResForCausalLM(config(family, residual, **changes))
     return randomise_readers(model) if trained else model
+
+
+def dropouts(family: str) -> dict[str, Any]:
+    """The settings of a family that drop anything, set to do so."""
+    made = text_config(family)
+    return {name: 0.2 for name in DROPOUTS if hasattr(made, name)}
