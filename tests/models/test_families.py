@@ -13,6 +13,7 @@ from transformers import BertConfig, DynamicCache, Gemma3nTextConfig, OPTConfig
 
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 from attnres.models import families as adapters
+from attnres.models.checkpoint import SHAPELESS_SETTINGS
 from attnres.models.families import family_of
 from attnres.train.probe import measure
 
@@ -109,6 +110,45 @@ def test_a_plain_checkpoint_loads_and_is_saved_by_its_own_names(family, tmp_path
     assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
     standard = OURS.from_pretrained(tmp_path / "plain", residual="standard")
     assert torch.equal(standard(tokens()).logits, source(tokens()).logits)
+
+
+DIFFERENCES = {
+    "logits_scaling": ("granite", 4.0),
+    "residual_multiplier": ("granite", 0.5),
+    "embedding_multiplier": ("granite", 1.0),
+    "attention_multiplier": ("granite", 0.5),
+    "logit_scale": ("cohere", 1.0),
+    "layer_norm_eps": ("phi", 1e-3),
+    "layer_norm_epsilon": ("gpt2", 1e-3),
+    "norm_epsilon": ("starcoder2", 1e-3),
+    "activation_function": ("gpt2", "relu"),
+    "scale_attn_weights": ("gpt2", False),
+    "clip_qkv": ("olmo", 1.0),
+    "final_logit_softcapping": ("gemma2", 3.0),
+    "attn_logit_softcapping": ("gemma2", 3.0),
+    "query_pre_attn_scalar": ("gemma3_text", 16),
+    "use_bidirectional_attention": ("gemma3_text", True),
+    "hidden_activation": ("gemma3_text", "relu"),
+    "use_parallel_residual": ("gpt_neox", False),
+    "num_experts_per_tok": ("mixtral", 1),
+    "norm_topk_prob": ("qwen3_moe", True),
+    "routed_scaling_factor": ("deepseek_v3", 1.0),
+    "rope_interleave": ("deepseek_v3", False),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_another_setting_that_no_shape_shows_is_refused_by_name(name, tmp_path):
+    family, value = DIFFERENCES[name]
+    plain(family).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f" has {name}=.*, but text_config has {value}"):
+        OURS.from_pretrained(tmp_path, config=config(family, **{name: value}))
+
+
+def test_every_such_setting_is_that_of_a_family():
+    made = [text_config(family) for family in FAMILIES]
+    for name in SHAPELESS_SETTINGS:
+        assert any(hasattr(one, name) for one in made), name
 
 
 @families
