@@ -4,6 +4,7 @@ Weights keep the names of the family's model, so a plain checkpoint fits; the re
 `residual.*`.
 """
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -58,9 +59,14 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         config._attn_implementation = text._attn_implementation  # the family's, if none was asked
         config._experts_implementation = text._experts_implementation
         self.residual = config.residual_config.build(text.hidden_size, config.n_sublayers)
-        base: Any = self.base_model
-        join_by(self.residual, base)
-        self._no_split_modules = base._no_split_modules
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Another `residual` joins the sublayers: PEFT puts a wrapper of a copy in its place."""
+        super().__setattr__(name, value)
+        if name == "residual":
+            base: Any = self.base_model
+            join_by(value, base)
+            self._no_split_modules = base._no_split_modules
 
     @can_return_tuple
     def forward(
@@ -153,15 +159,7 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         """
         path = pretrained_model_name_or_path
         saved = read_config(path, **kwargs)
-        if config is None and is_plain(saved):
-            config = config_for_plain(path, saved, kwargs.pop("residual", None))
-        elif isinstance(config, str | PathLike):
-            config = AttnResCausalLMConfig.from_pretrained(config)
-        if config is not None:
-            _check_kind(config)
-            check_config(path, saved, config)
-        elif not saved:
-            _check_kind(config)
+        config = _config_to_load_by(path, saved, config, kwargs)
         text = text_config_of(saved) if config is None else config.text_config
         names = dict(family_of(text).former_names)  # transformers finds them by the class's name
         kwargs["key_mapping"] = names | (kwargs.pop("key_mapping", None) or {})
@@ -176,9 +174,25 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         return loaded if asked_for_info else model
 
 
-def _check_kind(config: Any) -> None:
+def _config_to_load_by(
+    path: Any, saved: Mapping[str, Any], config: Any, kwargs: dict[str, Any]
+) -> AttnResCausalLMConfig | None:
+    """The config that was given, checked, or None where the saved one is to be read."""
+    if config is None and is_plain(saved):
+        config = config_for_plain(path, saved, kwargs.pop("residual", None))
+    elif isinstance(config, str | PathLike):
+        config = AttnResCausalLMConfig.from_pretrained(config)
+    if config is None and saved:
+        return None
+    config = _check_kind(config)
+    check_config(path, saved, config)
+    return config
+
+
+def _check_kind(config: Any) -> AttnResCausalLMConfig:
     if not isinstance(config, AttnResCausalLMConfig):
         raise ValueError(f"{type(config).__name__}: give {HOW_TO_CONFIGURE}")
+    return config
 
 
 def _joint_class(front: type, text_config: PreTrainedConfig) -> Any:

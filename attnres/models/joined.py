@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnres.models.families import family_of
-from attnres.models.sublayers import Sublayer
+from attnres.models.sublayers import Family, Sublayer
 from attnres.models.taps import Tapped, TappedState
 from attnres.residual import Residual
 
@@ -61,32 +61,26 @@ class FinishingNorm(Front):
 
 
 def join_by(residual: Residual, model: PreTrainedModel) -> None:
-    """Let `residual` join the sublayers of a base model (without a head), in place."""
+    """Let `residual` join the sublayers of a base model (without a head), in place of another."""
     family = family_of(model.config)
     layers = cast(nn.ModuleList, getattr(model, family.layers))
     for i, layer in enumerate(layers):
-        _extend(
-            layer,
-            DepthLayer,
-            residual,
-            sublayers=family.sublayers,
-            first_depth=i * len(family.sublayers),
-            argument_names=_argument_names(type(layer)),
-        )
-    _extend(getattr(model, family.final_norm), FinishingNorm, residual)
+        if not isinstance(layer, DepthLayer):
+            _extend(layer, family, first_depth=i * len(family.sublayers))
+        cast(DepthLayer, layer).residual_of = (residual,)
+    final_norm = getattr(model, family.final_norm)
+    if not isinstance(final_norm, FinishingNorm):
+        final_norm.__class__ = in_front(FinishingNorm, type(final_norm))
+    final_norm.residual_of = (residual,)
     model._no_split_modules = {type(layer).__name__ for layer in layers}
 
 
-def _argument_names(layer_class: type[nn.Module]) -> tuple[str, ...]:
-    """GPT-2's loop passes some by position."""
-    return tuple(inspect.signature(layer_class.forward).parameters)[2:]
-
-
-def _extend(module: nn.Module, front: type, residual: Residual, **attributes: Any) -> None:
-    """Put `front` before the module's class; parameters, their names and hooks stay."""
-    module.__class__ = in_front(front, type(module))
-    for name, value in {"residual_of": (residual,), **attributes}.items():
-        setattr(module, name, value)
+def _extend(layer: Any, family: Family, first_depth: int) -> None:
+    """Put `DepthLayer` before a layer's class; parameters, their names and hooks stay."""
+    # GPT-2's loop passes some arguments by position
+    layer.argument_names = tuple(inspect.signature(type(layer).forward).parameters)[2:]
+    layer.__class__ = in_front(DepthLayer, type(layer))
+    layer.sublayers, layer.first_depth = family.sublayers, first_depth
 
 
 @cache
