@@ -87,6 +87,12 @@ class AttnResCausalLMConfig(PreTrainedConfig):
                 )
 
     def _derived_state(self) -> dict[str, Any]:
+        n_layers = self.residual.get("layers_per_block")
+        if n_layers is not None and self.n_sublayers == self.text_config.num_hidden_layers:
+            raise ValueError(
+                f"layers_per_block={n_layers}: attention and MLP of a "
+                f"{self.text_config.model_type} layer are one sublayer, so give sublayers_per_block={n_layers}"
+            )
         state = self.residual_config.describe(self.n_sublayers)
         return {"method": self.residual["method"], **state}
 

@@ -166,6 +166,15 @@ def test_a_parallel_layer_is_one_read(family):
     assert len(model.residual.readers) == 4
 
 
+@pytest.mark.parametrize("family", ["cohere", "gpt_neox", "phi"])
+def test_layers_of_one_sublayer_are_not_counted_in_pairs(family):
+    residual = {"method": "attn_res", "layers_per_block": 2}
+    match = f"layers_per_block=2: .* {family} layer are one sublayer.*give sublayers_per_block=2"
+    with pytest.raises(ValueError, match=match):
+        AttnResCausalLMConfig(text_config=text_config(family), residual=residual)
+    AttnResCausalLMConfig(text_config=text_config("gpt_neox in turn"), residual=residual)
+
+
 def test_a_probe_takes_parts_as_their_sum():
     measured = []
     for family, model in (("parts", build("cohere", "full")), ("sum", build("cohere", "full"))):
