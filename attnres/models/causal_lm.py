@@ -47,11 +47,13 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
     config_class = AttnResCausalLMConfig
     config: AttnResCausalLMConfig
 
-    def __new__(cls, config: AttnResCausalLMConfig, *args: Any, **kwargs: Any) -> Any:
-        _check_kind(config)
-        return super().__new__(_joint_class(cls, config.text_config))
+    def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if cls.is_joint:  # without a config where torch makes an empty one
+            return super().__new__(cls)
+        return super().__new__(_joint_class(cls, _check_kind(config).text_config))
 
     def __init__(self, config: AttnResCausalLMConfig):
+        _check_kind(config)
         config.check_residual_state()
         text = config.text_config
         super().__init__(text)
@@ -195,10 +197,10 @@ def _check_kind(config: Any) -> AttnResCausalLMConfig:
     return config
 
 
-def _joint_class(front: type, text_config: PreTrainedConfig) -> Any:
-    """`front` before the family's own causal LM, unless it is there already."""
-    own: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(text_config)]
-    return front if issubclass(front, own) else in_front(front, own)
+def _joint_class(kind: Any, text_config: PreTrainedConfig) -> Any:
+    """The family's own causal LM with `kind` before it, or what `kind` has before its own."""
+    front = kind.__bases__[0] if kind.is_joint else kind
+    return in_front(front, MODEL_FOR_CAUSAL_LM_MAPPING[type(text_config)])
 
 
 AutoConfig.register("attnres", AttnResCausalLMConfig)

@@ -91,7 +91,8 @@ class AttnResCausalLMConfig(PreTrainedConfig):
         if n_layers is not None and self.n_sublayers == self.text_config.num_hidden_layers:
             raise ValueError(
                 f"layers_per_block={n_layers}: attention and MLP of a "
-                f"{self.text_config.model_type} layer are one sublayer, so give sublayers_per_block={n_layers}"
+                f"{self.text_config.model_type} layer are one sublayer, so give "
+                f"sublayers_per_block={n_layers}"
             )
         state = self.residual_config.describe(self.n_sublayers)
         return {"method": self.residual["method"], **state}

@@ -21,6 +21,7 @@ from attnres.residual import Residual
 class Front(nn.Module):
     """Put before a module's own class; pickle makes the joint class again from the two."""
 
+    is_joint = False  # whether a class was made by `in_front`
     residual_of: tuple[Residual]  # in a tuple, since the causal LM owns it, not this module
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -92,7 +93,8 @@ def in_front(front: type, own: type) -> Any:
     """
     joint = f"{front.__name__}{own.__name__}"
     name = front.__name__ if issubclass(front, PreTrainedModel) else joint
-    return type(name, (front, own), {"__module__": own.__module__, "__qualname__": joint})
+    source = {"__module__": own.__module__, "__qualname__": joint}
+    return type(name, (front, own), {**source, "is_joint": True})
 
 
 def _new_in_front(front: type, own: type) -> Any:

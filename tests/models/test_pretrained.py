@@ -242,3 +242,23 @@ def test_weights_are_drawn_as_the_family_draws_them():
     drawn = build(residual="block", trained=False).state_dict()
     expected = plain().state_dict()
     assert_same({name: drawn[name] for name in expected}, expected)
+
+
+class Named(AttnResForCausalLM):
+    """A class of a user."""
+
+
+def test_a_class_loads_what_another_of_its_kind_has_saved(tmp_path):
+    for family in ("llama", "qwen3"):
+        build(family).save_pretrained(tmp_path / family)
+        expected = build(family)(tokens()).logits
+        for kind in (type(build("mistral")), Named, type(Named(config()))):
+            loaded = kind.from_pretrained(tmp_path / family)
+            assert isinstance(loaded, kind if kind is Named else AttnResForCausalLM)
+            assert isinstance(loaded, type(plain(family)))
+            assert torch.equal(loaded(tokens()).logits, expected)
+
+
+def test_torch_may_make_an_empty_copy():
+    model = build()
+    assert type(model._replicate_for_data_parallel()) is type(model)
