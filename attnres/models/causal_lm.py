@@ -31,7 +31,7 @@ from attnres.models.checkpoint import (
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
 from attnres.models.families import family_of
 from attnres.models.joined import Front, in_front, join_by
-from attnres.models.taps import chosen
+from attnres.models.taps import Tap, chosen
 
 
 class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
@@ -82,6 +82,7 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | int | list[int] | None = None,
+        taps: list[Tap] | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits, and the mean next-token loss where `labels` (BT, shifted here) are given.
@@ -89,7 +90,8 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         Arguments are those of every causal LM of transformers, and what the family's own takes
         besides; `cache` is the KV cache. With `output_hidden_states`, `hidden_states` are the
         mixes, each BTD: entry d is what the sublayer at depth d reads, before its norm, and the
-        last, entry L, what the final norm reads. Indices choose some, as in transformers.
+        last, entry L, what the final norm reads. Indices choose some, as in transformers. A list
+        given as `taps` gets one `Tap` a read, which has the running sum besides.
 
         Raises:
             ValueError: `past_key_values`, the former name of `cache`.
@@ -97,7 +99,7 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         if kwargs.get("past_key_values") is not None:
             raise ValueError("the KV cache is called cache, not past_key_values, in transformers 5")
         asked = self._asked_for(output_hidden_states)
-        mixes: list[Tensor] | None = [] if asked else None
+        found: list[Tap] | None = [] if asked or taps is not None else None
         if self.config.output_attentions:
             kwargs.setdefault("output_attentions", True)
         outputs = super().forward(
@@ -110,13 +112,15 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
             output_hidden_states=False,
-            mixes=mixes,
+            taps=found,
             return_dict=True,
             **kwargs,
         )
-        if mixes is not None:
-            outputs.hidden_states = chosen(mixes, asked)
-            mixes.clear()  # a state may outlive this call in what is kept for the backward
+        if found is not None:
+            outputs.hidden_states = chosen(found, asked) if asked else None
+            if taps is not None:
+                taps.extend(found)
+            found.clear()  # a state may outlive this call in what is kept for the backward
         return outputs
 
     def _asked_for(self, hidden_states: Any) -> Any:

@@ -40,9 +40,9 @@ class DepthLayer(Front):
         if context.pop("output_hidden_states", False):
             raise ValueError("output_hidden_states: ask the causal LM, not the base model in it")
         (residual,) = self.residual_of
-        mixes = context.pop("mixes", None)
-        if mixes is not None:
-            residual = Tapped(residual, mixes)
+        taps = context.pop("taps", None)
+        if taps is not None:
+            residual = Tapped(residual, taps)
         if self.first_depth == 0:
             state = residual.start(state)
         for depth, sublayer in enumerate(self.sublayers, self.first_depth):

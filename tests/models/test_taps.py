@@ -1,4 +1,4 @@
-"""`output_hidden_states=True` returns the mixes, one a read, and nothing of them is kept."""
+"""Taps, and `output_hidden_states=True`: the mixes, one a read, and nothing of them is kept."""
 
 import gc
 import weakref
@@ -12,6 +12,7 @@ from tiny_models import RESIDUALS, assert_same, build, gradients, tokens
 from torch import Tensor, nn
 
 from attnres.models.families import family_of
+from attnres.models.taps import Tap, normed
 
 residuals = pytest.mark.parametrize("residual", RESIDUALS)
 
@@ -53,6 +54,49 @@ def test_an_entry_is_what_the_norm_of_its_sublayer_reads(family, residual):
     own = type(final_norm).__bases__[1]
     normed_BTD = own.forward(final_norm, found[-1])
     assert torch.equal(normed_BTD, model.base_model(tokens()).last_hidden_state)
+
+
+@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_taps_are_the_running_sum_and_the_mix_and_give_the_normed_mix(family, checkpointing):
+    model = tiny_families.build(family, **no_dropout(family)).train()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    calls: list[Tensor] = []
+    for of_one in family_of(model.config.text_config).norms(model.base_model):
+        for norm in of_one:
+            norm.register_forward_hook(lambda *call: calls.append(call[-1]))
+    taps: list[Tap] = []
+    out = model(tokens(), output_hidden_states=True, taps=taps, use_cache=False)
+    assert all(tap.mix_BTD is mix for tap, mix in zip(taps, out.hidden_states, strict=True))
+    expected = list(calls)
+    flat = [h_BTD for of_one in normed(model, taps) for h_BTD in of_one]
+    assert len(flat) == len(expected)
+    assert all(map(torch.equal, flat, expected))
+    assert torch.equal(flat[-1], model.base_model(tokens(), use_cache=False).last_hidden_state)
+
+
+def no_dropout(family: str) -> dict[str, Any]:
+    return dict.fromkeys(tiny_families.dropouts(family), 0.0)
+
+
+def test_the_running_sum_is_that_which_the_last_output_was_added_to():
+    taps: list[Tap] = []
+    model = build(residual="block").eval()
+    outputs: list[Tensor] = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(lambda *call: outputs.append(call[-1][0]))
+        layer.mlp.register_forward_hook(lambda *call: outputs.append(call[-1]))
+    model(tokens(), taps=taps)
+    embed_BTD = model.model.embed_tokens(tokens())
+    a, b, c, d, e, f = outputs  # blocks of three
+    expected = [embed_BTD, a, a + b, a + b + c, d, d + e, d + e + f]
+    for tap, stream_BTD in zip(taps, expected, strict=True):
+        assert tap.stream_BTD is not None
+        assert torch.equal(tap.stream_BTD, stream_BTD)
+    standard: list[Tap] = []
+    build(residual="standard")(tokens(), taps=standard)
+    assert all(tap.stream_BTD is tap.mix_BTD for tap in standard)
 
 
 @residuals
