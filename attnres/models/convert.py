@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from attnres.models.causal_lm import AttnResForCausalLM
 from attnres.models.config import AttnResCausalLMConfig
+from attnres.models.families import family_of
 from attnres.models.self_test import ConversionReport, self_test
-from attnres.models.sublayers import sublayers_of
 from attnres.residual import AttnResConfig, CenteredConfig, ResidualConfig, SummedConfig
 
 FORMS: dict[str, type[ResidualConfig]] = {
@@ -143,7 +143,7 @@ def _check_plain(model: Any) -> None:
     config = getattr(model, "config", None)
     if not isinstance(model, PreTrainedModel) or not isinstance(config, PreTrainedConfig):
         raise ValueError(f"a causal LM of transformers is needed, got a {type(model).__name__}")
-    sublayers_of(config.model_type)
+    family_of(config)
     if _quantization(config) not in (None, "gguf"):
         raise ValueError(f"the weights are quantised by {_quantization(config)}: load them without")
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]

@@ -3,38 +3,38 @@
 For RMSNorm and LayerNorm, norm(h / n) with eps / n^2 is norm(h) with eps.
 """
 
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
+from attnres.models.families import family_of
 from attnres.residual import AttnRes, Residual, TwoPhase
 
-INPUT_NORMS = ("input_layernorm", "post_attention_layernorm")  # of the sublayers of a layer
-EPS_NAMES = ("variance_epsilon", "eps")  # of RMSNorm in transformers, of torch's norms
 
-
-def consumer_norms(model: Any) -> list[nn.Module]:
-    """The norm that follows each read of a base model (without its head), the final norm last.
+def consumer_norms(model: Any) -> list[tuple[nn.Module, ...]]:
+    """The norms that follow each read of a base model (without its head), the final norm last.
 
     Raises:
         ValueError: a family in which a sublayer reads the stream without a norm, as in OLMo 2.
     """
-    found: list[nn.Module] = []
-    for layer in cast(nn.ModuleList, model.layers):
-        for name in INPUT_NORMS:
-            norm = getattr(layer, name, None)
-            if norm is None:
-                raise ValueError(
-                    f"{model.config.model_type!r} has no {name}: a sublayer that reads the stream "
-                    "without a norm sees its scale, so the mean form is another function; take "
-                    "'centered' or 'sum'"
-                )
-            found.append(norm)
-    return [*found, cast(nn.Module, model.norm)]
+    family = family_of(model.config)
+    if not family.scale_free:
+        raise ValueError(
+            f"in {model.config.model_type!r} a sublayer reads the stream without a norm and sees "
+            "its scale, so the mean form is another function; take 'centered' or 'sum'"
+        )
+    return family.norms(model)
 
 
-def norm_eps(norm: nn.Module) -> float:
-    return float(getattr(norm, _eps_name(norm)))
+def eps_name(model: Any) -> str:
+    """What these norms call their epsilon; ValueError where it is fixed, as in OLMo."""
+    name = family_of(model.config).eps
+    if name is None:
+        raise ValueError(
+            f"the norms of {model.config.model_type!r} have a fixed epsilon, so a mean cannot be "
+            "made up for; take 'centered' or 'sum'"
+        )
+    return name
 
 
 def scale_norm_eps(residual: Residual[Any], model: Any) -> None:
@@ -42,13 +42,8 @@ def scale_norm_eps(residual: Residual[Any], model: Any) -> None:
     if not isinstance(residual, AttnRes | TwoPhase):
         kind = type(residual).__name__
         raise ValueError(f"scaled_norm_eps is for reads of a mean, {kind} reads none")
-    for depth, norm in enumerate(consumer_norms(model)):
+    name = eps_name(model)
+    for depth, norms in enumerate(consumer_norms(model)):
         n_sources = residual.layout.n_sources(depth)
-        setattr(norm, _eps_name(norm), norm_eps(norm) / n_sources**2)
-
-
-def _eps_name(norm: nn.Module) -> str:
-    for name in EPS_NAMES:
-        if hasattr(norm, name):
-            return name
-    raise ValueError(f"{type(norm).__name__} has no epsilon that is known: {', '.join(EPS_NAMES)}")
+        for norm in norms:
+            setattr(norm, name, getattr(norm, name) / n_sources**2)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from attnres.models.causal_lm import AttnResForCausalLM
 from attnres.models.checkpoint import check_weights
 from attnres.models.convert import plain_config, with_weights_of
-from attnres.models.sublayers import sublayers_of
+from attnres.models.families import check_family
 
 SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct, as a package ships it
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -103,7 +103,7 @@ def _load_gguf(path: Path, dtype: str) -> Pretrained:
     with _one_line(path):
         loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **settings)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, **settings)
-    sublayers_of(loaded.config.model_type)
+    check_family(loaded.config.model_type)
     config = plain_config(loaded.config)  # one marked as GGUF cannot be saved
     return Pretrained(with_weights_of(loaded, type(loaded), config).eval(), tokenizer)
 
@@ -122,7 +122,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged: it names no model_type") from error
     try:
         if family != "attnres":
-            sublayers_of(family)
+            check_family(family)
     except ValueError as error:
         if "auto_map" in saved:
             raise ValueError(f"{path} wants to run code of its own, which is never run") from error

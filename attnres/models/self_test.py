@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnres.models.norms import consumer_norms, norm_eps
+from attnres.models.norms import consumer_norms, eps_name
 
 N_SEQUENCES, N_TOKENS = 2, 24  # of random tokens, where none are given
 N_SHOWN = 8  # reads in the table
@@ -99,7 +99,7 @@ def _logits_and_squares(model: Any, tokens_BT: Tensor) -> tuple[Tensor, list[flo
     def note(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         squares.append(inputs[0].double().square().mean(-1).min().item())
 
-    handles = [norm.register_forward_pre_hook(note) for norm in _norms(model)]
+    handles = [norm.register_forward_pre_hook(note) for norm, _ in _norms_with_eps(model)]
     try:
         return model(input_ids=tokens_BT, use_cache=False).logits, squares
     finally:
@@ -107,18 +107,22 @@ def _logits_and_squares(model: Any, tokens_BT: Tensor) -> tuple[Tensor, list[flo
             handle.remove()
 
 
-def _norms(model: Any) -> list[nn.Module]:
+def _norms_with_eps(model: Any) -> list[tuple[nn.Module, float]]:
+    """A norm after each read, with its epsilon; none where there is none, or it is fixed."""
     try:
-        return consumer_norms(model.model)
+        name, norms = eps_name(model.base_model), consumer_norms(model.base_model)
     except ValueError:
         return []
+    return [(first, getattr(first, name)) for first, *_ in norms]
 
 
 def _hazards(original: Any, converted: Any, squares: list[float]) -> tuple[ReadHazard, ...]:
     layout = getattr(converted.residual, "layout", None)
     found = []
-    for depth, (norm, square) in enumerate(zip(_norms(original), squares, strict=True)):
-        n_sources, eps = 1 if layout is None else layout.n_sources(depth), norm_eps(norm)
+    for depth, ((_, eps), square) in enumerate(
+        zip(_norms_with_eps(original), squares, strict=True)
+    ):
+        n_sources = 1 if layout is None else layout.n_sources(depth)
         added = (n_sources**2 - 1) * eps
         hazard = added / (2 * square) if square else added and float("inf")
         found.append(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnres.layout import BlockLayout
 from attnres.ops.border import check_eps
-from attnres.residual.base import check_depth
+from attnres.residual.base import Output, check_depth, parts_of
 from attnres.residual.depth_reader import AttendsOverDepth, DepthReader, layout_of, units_of
 
 
@@ -62,9 +62,12 @@ class Centered(AttendsOverDepth[CenteredState]):
         check_depth(depth, self.n_sublayers - 1)
         return self._read(state, depth), state
 
-    def write(self, state: CenteredState, depth: int, out_BTD: Tensor) -> CenteredState:
+    def write(self, state: CenteredState, depth: int, out_BTD: Output) -> CenteredState:
         blocks, partial = self.written(state, depth, out_BTD)
-        return CenteredState(blocks, state.stream_BTD + out_BTD.to(state.stream_BTD.dtype), partial)
+        stream_BTD = state.stream_BTD
+        for part_BTD in parts_of(out_BTD, stream_BTD, depth):
+            stream_BTD = stream_BTD + part_BTD
+        return CenteredState(blocks, stream_BTD, partial)
 
     def finish(self, state: CenteredState) -> Tensor:
         return self._read(state, self.n_sublayers)
