@@ -16,5 +16,15 @@ if not (5, 24) <= tuple(map(int, transformers.__version__.split(".")[:2])) < (6,
 
 from attnres.models.causal_lm import AttnResForCausalLM
 from attnres.models.config import AttnResCausalLMConfig
+from attnres.models.exchange import NamedLoad, export_named, load_named
+from attnres.models.names import residual_from_named, residual_to_named
 
-__all__ = ["AttnResCausalLMConfig", "AttnResForCausalLM"]
+__all__ = [
+    "AttnResCausalLMConfig",
+    "AttnResForCausalLM",
+    "NamedLoad",
+    "export_named",
+    "load_named",
+    "residual_from_named",
+    "residual_to_named",
+]
