@@ -63,7 +63,8 @@ def checkpoint(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def plain_llama(tensors: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    model = LlamaForCausalLM(LLAMA).to(dtype)
+    model: Any = LlamaForCausalLM(LLAMA)
+    model = model.to(dtype)
     ours = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     model.load_state_dict({name: x for name, x in ours.items() if "_res_" not in name})
     return model
@@ -72,7 +73,8 @@ def plain_llama(tensors: dict[str, Tensor], dtype: torch.dtype) -> Any:
 def joined(tensors: dict[str, Tensor], dtype: torch.dtype, method: str = "attn_res") -> Any:
     residual = residual_to_json(residual_from_named(CONFIG, "kimi_k3"))
     config = AttnResCausalLMConfig(text_config=LLAMA, residual={**residual, "method": method})
-    model = AttnResForCausalLM(config).to(dtype)
+    model: Any = AttnResForCausalLM(config)
+    model = model.to(dtype)
     report = load_named(model, tensors, "kimi_k3", config=CONFIG)
     assert (len(report.loaded), report.missing, report.extra) == (len(tensors) - 2, (), ())
     return model
