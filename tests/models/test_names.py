@@ -1,5 +1,6 @@
 """Tensors and blocks under the names of other projects, both ways, and what is refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -341,6 +342,17 @@ def test_a_residual_without_words_there_raises(names, residual, match):
     )
     assert_refused(match, residual_to_named, made, names)
     assert_refused(match, export_named, AttnResForCausalLM(made), names)
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_what_else_decides_a_function_has_no_words_there(names):
+    state = {**config().residual_state, "norm_eps": "over the square of the number of sources"}
+    made: Any = SimpleNamespace(residual_config=AttnResConfig(), residual_state=state)
+    assert_refused(
+        "has no words for the residual .*over the square", residual_to_named, made, names
+    )
+    made = SimpleNamespace(residual_config=object(), residual_state={"method": "other"})
+    assert_refused("has no words for the residual .*other", residual_to_named, made, names)
 
 
 def test_torchtitan_has_an_epsilon_for_each_norm():
