@@ -175,7 +175,7 @@ def residual_from_named(config: Mapping[str, Any], names: str) -> ResidualConfig
             project.
     """
     naming = naming_of(names)
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config
     _check_block_key(config, naming, names)
     size = config.get(naming.block_key)
     if size is None:

@@ -46,6 +46,7 @@ def test_no_pattern_catches_a_parameter_of_a_reader_but_those_that_say_query_or_
     assert parameters == []
     caught = {suffix for suffix in SUFFIXES for name in names if name.endswith(f".{suffix}")}
     assert caught == {"query"}
+    assert {name.split(".")[-1] for name in names if name.endswith("weight")} == {"key_weight"}
 
 
 def test_a_rule_for_matrices_leaves_readers_alone():

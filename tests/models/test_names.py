@@ -1,5 +1,7 @@
 """Tensors and blocks under the names of other projects, both ways, and what is refused."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -361,3 +363,12 @@ def test_torchtitan_has_an_epsilon_for_each_norm():
         text_config=made.text_config, residual=AttnResConfig(layers_per_block=1, eps=1e-5)
     )
     assert residual_to_named(made, "torchtitan") == {"attn_res_block_size": 1, "eps": 1e-5}
+
+
+def test_the_example_of_the_page_on_names_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "names.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(example, {})
+    report, block = capsys.readouterr().out.splitlines()
+    assert report.startswith("55 tensors loaded by the names of kimi_k3. Missing")
+    assert block == "{'attnres_block_size': 4, 'norm_eps': 1e-05}"
