@@ -6,19 +6,22 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
-from attnres.models.sublayers import sublayers_of
+from attnres.models.families import check_family
 
+# what decides a model's function and no shape shows, by its name in any family
 SHAPELESS_SETTINGS = (
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "rope_parameters",
-    "sliding_window",
-    "layer_types",
-    "tie_word_embeddings",
+    *("num_hidden_layers", "layer_types", "use_bidirectional_attention", "sliding_window"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "linear_num_heads", "linear_head_dim"),
+    *("rope_parameters", "rope_interleave", "original_max_position_embeddings"),
+    *("hidden_act", "hidden_activation", "activation_function"),
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    *("attention_multiplier", "query_pre_attn_scalar", "attn_logit_softcapping", "clip_qkv"),
+    *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_parallel_residual"),
+    *("num_experts_per_tok", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),
+    *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "mlp_layer_types"),
+    *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"),
+    *("final_logit_softcapping", "tie_word_embeddings"),
 )
 
 
@@ -44,7 +47,7 @@ def text_config_of(saved: Mapping[str, Any]) -> PreTrainedConfig:
     """The transformers config of a plain checkpoint or of one of ours."""
     text = dict(saved if is_plain(saved) else saved["text_config"])
     family = text.pop("model_type")
-    sublayers_of(family)  # transformers would name all of its families
+    check_family(family)  # transformers would name all of its families
     return AutoConfig.for_model(family, **text)
 
 
@@ -83,9 +86,7 @@ def check_weights(path: Any, info: Mapping[str, Any]) -> None:
     Readers that a checkpoint lacks have their start values, and a base model has no head.
     """
     missing = [
-        name
-        for name in info["missing_keys"]
-        if not name.startswith("residual.") and name != "lm_head.weight"
+        name for name in info["missing_keys"] if not name.startswith(("residual.", "lm_head."))
     ]
     for names, what in (
         (missing, "lacks {} weights of the model"),

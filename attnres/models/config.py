@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from attnres.models.sublayers import sublayers_of
+from attnres.models.families import family_of
 from attnres.residual import (
     RESIDUALS,
     ResidualConfig,
@@ -57,8 +57,24 @@ class AttnResCausalLMConfig(PreTrainedConfig):
             self.residual_state = self._derived_state()
         self.check_residual_state()
 
+    def __getattr__(self, name: str) -> Any:
+        """What only the text config says, which the family's own head and loss ask for."""
+        text = self.__dict__.get("text_config")
+        if name.startswith("_") or not isinstance(text, PreTrainedConfig):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(text, name)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, _residual_to_dict(value) if name == "residual" else value)
+        if name == "residual":
+            value = _residual_to_dict(value)
+        if self._is_of_the_text_config(name):
+            setattr(self.text_config, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _is_of_the_text_config(self, name: str) -> bool:
+        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        return not own and hasattr(self, name)
 
     def check_residual_state(self, saved: dict[str, Any] | None = None) -> None:
         """ValueError where `residual` does not give `residual_state`, or that of a checkpoint."""
@@ -71,13 +87,20 @@ class AttnResCausalLMConfig(PreTrainedConfig):
                 )
 
     def _derived_state(self) -> dict[str, Any]:
+        n_layers = self.residual.get("layers_per_block")
+        if n_layers is not None and self.n_sublayers == self.text_config.num_hidden_layers:
+            raise ValueError(
+                f"layers_per_block={n_layers}: attention and MLP of a "
+                f"{self.text_config.model_type} layer are one sublayer, so give "
+                f"sublayers_per_block={n_layers}"
+            )
         state = self.residual_config.describe(self.n_sublayers)
         return {"method": self.residual["method"], **state}
 
     @property
     def n_sublayers(self) -> int:
-        per_layer = sublayers_of(self.text_config.model_type)
-        return self.text_config.num_hidden_layers * len(per_layer)
+        per_layer = len(family_of(self.text_config).sublayers)
+        return self.text_config.num_hidden_layers * per_layer
 
     @property
     def residual_config(self) -> ResidualConfig:

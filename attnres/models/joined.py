@@ -1,23 +1,27 @@
 """The sublayers of a transformers model, joined by a residual method in the model's own loop.
 
 The residual state travels through that loop in the place of the hidden tensor: each decoder layer
-reads, runs a sublayer and writes, twice, and the final norm finishes first. No forward of a base
-model is copied and nothing is kept between calls.
+reads, runs a sublayer and writes, once for each of its sublayers, and the final norm finishes
+first. No forward of a model is copied and nothing is kept between calls.
 """
 
+import inspect
 from functools import cache
 from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attnres.models.sublayers import Sublayer, sublayers_of
+from attnres.models.families import family_of
+from attnres.models.sublayers import Family, Sublayer
+from attnres.models.taps import Tapped, TappedState
 from attnres.residual import Residual
 
 
 class Front(nn.Module):
     """Put before a module's own class; pickle makes the joint class again from the two."""
 
+    is_joint = False  # whether a class was made by `in_front`
     residual_of: tuple[Residual]  # in a tuple, since the causal LM owns it, not this module
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -29,9 +33,16 @@ class DepthLayer(Front):
 
     sublayers: tuple[Sublayer, ...]
     first_depth: int
+    argument_names: tuple[str, ...]  # of the layer's own forward, after the hidden state
 
-    def forward(self, state: Any, **context: Any) -> Any:
+    def forward(self, state: Any, *arguments: Any, **context: Any) -> Any:
+        context.update(zip(self.argument_names, arguments, strict=False))
+        if context.pop("output_hidden_states", False):
+            raise ValueError("output_hidden_states: ask the causal LM, not the base model in it")
         (residual,) = self.residual_of
+        taps = context.pop("taps", None)
+        if taps is not None:
+            residual = Tapped(residual, taps)
         if self.first_depth == 0:
             state = residual.start(state)
         for depth, sublayer in enumerate(self.sublayers, self.first_depth):
@@ -45,34 +56,47 @@ class FinishingNorm(Front):
 
     def forward(self, state: Any) -> Tensor:
         (residual,) = self.residual_of
+        if isinstance(state, TappedState):
+            residual = Tapped(residual, state.asked_for)
         return super().forward(residual.finish(state))
 
 
 def join_by(residual: Residual, model: PreTrainedModel) -> None:
-    """Let `residual` join the sublayers of a base model (without a head), in place."""
-    sublayers = sublayers_of(model.config.model_type)
-    layers = cast(nn.ModuleList, model.layers)
+    """Let `residual` join the sublayers of a base model (without a head), in place of another."""
+    family = family_of(model.config)
+    layers = cast(nn.ModuleList, getattr(model, family.layers))
     for i, layer in enumerate(layers):
-        first_depth = i * len(sublayers)
-        _extend(layer, DepthLayer, residual, sublayers=sublayers, first_depth=first_depth)
-    _extend(cast(nn.Module, model.norm), FinishingNorm, residual)
+        if not isinstance(layer, DepthLayer):
+            _extend(layer, family, first_depth=i * len(family.sublayers))
+        cast(DepthLayer, layer).residual_of = (residual,)
+    final_norm = getattr(model, family.final_norm)
+    if not isinstance(final_norm, FinishingNorm):
+        final_norm.__class__ = in_front(FinishingNorm, type(final_norm))
+    final_norm.residual_of = (residual,)
     model._no_split_modules = {type(layer).__name__ for layer in layers}
 
 
-def _extend(module: nn.Module, front: type, residual: Residual, **attributes: Any) -> None:
-    """Put `front` before the module's class; parameters, their names and hooks stay."""
-    module.__class__ = _in_front(front, type(module))
-    for name, value in {"residual_of": (residual,), **attributes}.items():
-        setattr(module, name, value)
+def _extend(layer: Any, family: Family, first_depth: int) -> None:
+    """Put `DepthLayer` before a layer's class; parameters, their names and hooks stay."""
+    # GPT-2's loop passes some arguments by position
+    layer.argument_names = tuple(inspect.signature(type(layer).forward).parameters)[2:]
+    layer.__class__ = in_front(DepthLayer, type(layer))
+    layer.sublayers, layer.first_depth = family.sublayers, first_depth
 
 
 @cache
-def _in_front(front: type, own: type) -> type:
-    """One class for all layers: FSDP and accelerate choose layers by their class."""
-    return type(f"{front.__name__}{own.__name__}", (front, own), {})
+def in_front(front: type, own: type) -> Any:
+    """One class for all layers: FSDP and accelerate choose layers by their class.
+
+    Its module is that of `own`, whose source transformers reads to see what a model supports. A
+    whole model has the name of `front`, which its config saves.
+    """
+    joint = f"{front.__name__}{own.__name__}"
+    name = front.__name__ if issubclass(front, PreTrainedModel) else joint
+    source = {"__module__": own.__module__, "__qualname__": joint}
+    return type(name, (front, own), {**source, "is_joint": True})
 
 
 def _new_in_front(front: type, own: type) -> Any:
     """An empty module, as pickle fills it."""
-    kind: Any = _in_front(front, own)
-    return kind.__new__(kind)
+    return nn.Module.__new__(in_front(front, own))

@@ -1,40 +1,100 @@
-"""Which sublayers a decoder layer of transformers has: one adapter a family.
+"""The sublayers of a decoder layer of transformers, and what a family of models is made of.
 
-A sublayer is the whole residual branch: its norm, then attention or MLP. It is a function of the
-decoder layer, the hidden state and the keyword arguments that the model's own loop passes down
-(mask, rotary embeddings, KV cache).
+A sublayer is the whole residual branch, exactly as the stream receives it: the norm that reads the
+stream, attention or MLP, and the norm, dropout or multiplier that the layer puts after them. It is
+a function of the decoder layer, the hidden state and the keyword arguments that the model's own
+loop passes down (mask, rotary embeddings, KV cache).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-Sublayer = Callable[[nn.Module, Tensor, Mapping[str, Any]], Tensor]
+from attnres.residual.base import Output, Parts
+
+Context = Mapping[str, Any]
 
 
-def _attention(layer: Any, h_BTD: Tensor, context: Mapping[str, Any]) -> Tensor:
-    out_BTD, _ = layer.self_attn(hidden_states=layer.input_layernorm(h_BTD), **context)
-    return out_BTD
+@dataclass(frozen=True)
+class Branch:
+    """norm → part → after, each by its name in the layer."""
+
+    part: str
+    norm: str | None = None  # None where the part reads the stream itself
+    after: str | None = None  # a module (norm or dropout) or a multiplier
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        return () if self.norm is None else (self.norm,)
+
+    def __call__(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor:
+        if self.norm is not None:
+            h_BTD = getattr(layer, self.norm)(h_BTD)
+        out_BTD = self.run(layer, h_BTD, context)
+        if self.after is None:
+            return out_BTD
+        after = getattr(layer, self.after)
+        return after(out_BTD) if isinstance(after, nn.Module) else out_BTD * after
+
+    def run(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor:
+        return getattr(layer, self.part)(h_BTD)
 
 
-def _mlp(layer: Any, h_BTD: Tensor, context: Mapping[str, Any]) -> Tensor:
-    return layer.mlp(layer.post_attention_layernorm(h_BTD))
+class Attention(Branch):
+    """A branch whose part takes the context, and may give its weights besides."""
+
+    def run(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor:
+        out = getattr(layer, self.part)(h_BTD, **context)
+        return out[0] if isinstance(out, tuple) else out
 
 
-PRE_NORM: tuple[Sublayer, ...] = (_attention, _mlp)
+@dataclass(frozen=True)
+class Parallel:
+    """Attention and MLP of one input: one sublayer, so one read and one output."""
 
-FAMILIES: dict[str, tuple[Sublayer, ...]] = {
-    "llama": PRE_NORM,
-    "mistral": PRE_NORM,
-    "qwen2": PRE_NORM,
-    "qwen3": PRE_NORM,
-}
+    attention: Attention
+    mlp: Branch
+    norm: str | None = None  # of both; None where each has its own
+    summed: bool = True  # before they are added to the stream, not one after the other
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        return (*self.attention.norms, *self.mlp.norms) if self.norm is None else (self.norm,)
+
+    def __call__(self, layer: Any, h_BTD: Tensor, context: Context) -> Output:
+        if self.norm is not None:
+            h_BTD = getattr(layer, self.norm)(h_BTD)
+        out_BTD = self.attention(layer, h_BTD, context)
+        mlp_BTD = self.mlp(layer, h_BTD, context)
+        return out_BTD + mlp_BTD if self.summed else Parts(out_BTD, mlp_BTD)
 
 
-def sublayers_of(model_type: str) -> tuple[Sublayer, ...]:
-    """Sublayers of one decoder layer, in order; ValueError for a family without an adapter."""
-    if model_type not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise ValueError(f"no adapter for the model family {model_type!r}; there are: {known}")
-    return FAMILIES[model_type]
+Sublayer = Branch | Parallel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What a residual has to know of a family of models."""
+
+    sublayers: tuple[Sublayer, ...]  # of one decoder layer, in order
+    layers: str = "layers"  # the list of decoder layers in the base model
+    final_norm: str = "norm"  # in the base model
+    eps: str | None = "variance_epsilon"  # of the norms that read the stream; None if it is fixed
+    former_names: tuple[tuple[str, str], ...] = ()  # of weights, as a pattern, and the present ones
+
+    @property
+    def scale_free(self) -> bool:
+        """Whether only norms read the stream, so that no more than epsilon shows its scale."""
+        return all(sublayer.norms for sublayer in self.sublayers)
+
+    def norms(self, model: nn.Module) -> list[tuple[nn.Module, ...]]:
+        """The norms that read each mix of a base model, by depth; the last is the final norm."""
+        layers: Any = getattr(model, self.layers)
+        each = [
+            tuple(getattr(layer, name) for name in sublayer.norms)
+            for layer in layers
+            for sublayer in self.sublayers
+        ]
+        return [*each, (getattr(model, self.final_norm),)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnres.layout import BlockLayout
 from attnres.ops.border import check_eps
-from attnres.residual.base import check_depth
+from attnres.residual.base import Output, check_depth
 from attnres.residual.depth_reader import AttendsOverDepth, layout_of, units_of
 
 
@@ -61,7 +61,7 @@ class AttnRes(AttendsOverDepth[DepthState]):
         check_depth(depth, self.n_sublayers - 1)
         return self.reader(state, depth)(state.sources), state
 
-    def write(self, state: DepthState, depth: int, out_BTD: Tensor) -> DepthState:
+    def write(self, state: DepthState, depth: int, out_BTD: Output) -> DepthState:
         return DepthState(*self.written(state, depth, out_BTD))
 
     def finish(self, state: DepthState) -> Tensor:

@@ -12,11 +12,25 @@ sublayer must not change its input in place, which may be part of the state.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 State = TypeVar("State")
+
+
+class Parts(NamedTuple):
+    """A sublayer's output in two parts, each BTD, that are added to the stream in turn.
+
+    The order of additions decides the last bit. Where attention and MLP of one input are added one
+    after the other, their sum is another tensor.
+    """
+
+    first_BTD: Tensor
+    second_BTD: Tensor
+
+
+Output = Tensor | Parts
 
 
 def check_depth(depth: int, last: int) -> None:
@@ -37,6 +51,14 @@ def check_output(out_BTD: Tensor, like_BTD: Tensor, depth: int) -> None:
         )
 
 
+def parts_of(out_BTD: Output, like_BTD: Tensor, depth: int) -> tuple[Tensor, ...]:
+    """What a sublayer's output adds, in turn; checked, and in the dtype of the sum."""
+    parts = out_BTD if isinstance(out_BTD, Parts) else (out_BTD,)
+    for part_BTD in parts:
+        check_output(part_BTD, like_BTD, depth)
+    return tuple(part_BTD.to(like_BTD.dtype) for part_BTD in parts)
+
+
 class Residual(nn.Module, ABC, Generic[State]):
     """Abstract; every method is a final class.
 
@@ -55,7 +77,7 @@ class Residual(nn.Module, ABC, Generic[State]):
         """Input of the sublayer at `depth`, BTD, and the state that goes on."""
 
     @abstractmethod
-    def write(self, state: State, depth: int, out_BTD: Tensor) -> State:
+    def write(self, state: State, depth: int, out_BTD: Output) -> State:
         """State after the sublayer at `depth`, whose output is `out_BTD`."""
 
     @abstractmethod

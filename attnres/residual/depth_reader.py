@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from attnres.layout import UNITS, BlockLayout, check_count, one_unit
 from attnres.ops import depth_attention, depth_weights, merge, own
 from attnres.ops.border import check_eps
-from attnres.residual.base import Residual, check_depth, check_output
+from attnres.residual.base import Output, Residual, check_depth, parts_of
 
 
 class DepthReader(nn.Module):
@@ -120,16 +120,16 @@ class AttendsOverDepth(Residual[State]):
         return own(finished_BTD) if self.share_gradients else finished_BTD
 
     def written(
-        self, state: State, depth: int, out_BTD: Tensor
+        self, state: State, depth: int, out_BTD: Output
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """The blocks and the partial sum after the sublayer at `depth`."""
         check_depth(depth, self.n_sublayers - 1)
         self.reader(state, depth)
-        check_output(out_BTD, state.blocks[0], depth)
-        out_BTD = out_BTD.to(state.blocks[0].dtype)
-        total_BTD = out_BTD if state.partial is None else state.partial + out_BTD
+        total_BTD = state.partial
+        for part_BTD in parts_of(out_BTD, state.blocks[0], depth):
+            total_BTD = part_BTD if total_BTD is None else total_BTD + part_BTD
         if self.layout.closes_after(depth):
-            return (*state.blocks, self.as_source(total_BTD)), None
+            return (*state.blocks, self.as_source(cast(Tensor, total_BTD))), None
         return state.blocks, total_BTD
 
 

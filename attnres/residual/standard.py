@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from attnres.layout import check_count
-from attnres.residual.base import Residual, check_depth, check_output
+from attnres.residual.base import Output, Residual, check_depth, parts_of
 
 
 class Standard(Residual[Tensor]):
@@ -24,10 +24,11 @@ class Standard(Residual[Tensor]):
         check_depth(depth, self.n_sublayers - 1)
         return state, state
 
-    def write(self, state: Tensor, depth: int, out_BTD: Tensor) -> Tensor:
+    def write(self, state: Tensor, depth: int, out_BTD: Output) -> Tensor:
         check_depth(depth, self.n_sublayers - 1)
-        check_output(out_BTD, state, depth)
-        return state + out_BTD.to(state.dtype)
+        for part_BTD in parts_of(out_BTD, state, depth):
+            state = state + part_BTD
+        return state
 
     def finish(self, state: Tensor) -> Tensor:
         return state

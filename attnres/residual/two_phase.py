@@ -16,7 +16,7 @@ from torch import Tensor
 from attnres.layout import BlockLayout, check_count
 from attnres.ops import split_queries
 from attnres.ops.border import check_eps
-from attnres.residual.base import check_depth
+from attnres.residual.base import Output, check_depth
 from attnres.residual.depth_reader import AttendsOverDepth, DepthReader, layout_of, units_of
 
 
@@ -78,7 +78,7 @@ class TwoPhase(AttendsOverDepth[TwoPhaseState]):
         check_depth(depth, self.n_sublayers - 1)
         return self._read(state, depth)
 
-    def write(self, state: TwoPhaseState, depth: int, out_BTD: Tensor) -> TwoPhaseState:
+    def write(self, state: TwoPhaseState, depth: int, out_BTD: Output) -> TwoPhaseState:
         blocks, partial = self.written(state, depth, out_BTD)
         if self.groups[depth].last == depth:
             return TwoPhaseState(blocks, partial)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnres.residual import Residual
+from attnres.residual.base import Output, Parts
 
 if TYPE_CHECKING:
     from attnres.models import AttnResForCausalLM
@@ -17,7 +18,7 @@ class Record:
     """Lists by depth, filled while the model runs."""
 
     def __init__(self):
-        self.outputs: list[Tensor] = []  # of each sublayer, BTD
+        self.outputs: list[Output] = []  # of each sublayer
         self.stream_rms: list[float] | None = []  # None without a running sum
         self.weights: list[Tensor] | None = []  # of each reader, SBT; None without depth weights
 
@@ -37,16 +38,20 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
     try:
         with torch.enable_grad(), _recording(model.residual) as record:
             loss = model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
-        frozen = [d for d, out_BTD in enumerate(record.outputs) if not out_BTD.requires_grad]
+        # the gradient at a sum is that at each of its parts
+        written = [out[0] if isinstance(out, Parts) else out for out in record.outputs]
+        frozen = [d for d, out_BTD in enumerate(written) if not out_BTD.requires_grad]
         if frozen:
             raise ValueError(
                 f"no gradient at depth {frozen[0]}: all parameters up to it are frozen"
             )
-        gradients = torch.autograd.grad(loss, record.outputs)
+        gradients = torch.autograd.grad(loss, written)
     finally:
         model.train(training)
     return {
-        "output_rms": [_rms(out) for out in record.outputs],
+        "output_rms": [
+            _rms(out[0] + out[1] if isinstance(out, Parts) else out) for out in record.outputs
+        ],
         "stream_rms": record.stream_rms,
         "grad_norm": [gradient.float().norm().item() for gradient in gradients],
         **_describe_weights(record.weights),

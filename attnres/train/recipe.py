@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from attnres.models import AttnResForCausalLM
 
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose sizes are those of a recipe
+
+
 def _check_counts(config: Any, *others: str) -> None:
     """ValueError for the first field declared an int, other than `others`, that is no count."""
     for name in (each.name for each in fields(config) if each.type is int):
@@ -74,9 +77,9 @@ class ModelConfig:
     def _text_config(self, vocab_size: int, seq_len: int) -> "PreTrainedConfig":
         from transformers import AutoConfig
 
-        from attnres.models.sublayers import sublayers_of
-
-        sublayers_of(self.family)  # transformers would name all of its families
+        if self.family not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            raise ValueError(f"a recipe has no sizes for {self.family!r}; it has for: {known}")
         return AutoConfig.for_model(
             self.family,
             vocab_size=vocab_size,

@@ -3,8 +3,14 @@
 from collections import Counter
 
 import pytest
+import tiny_families
 import torch
 from tiny_models import FAMILIES, RESIDUALS, assert_same, build, gradients, tokens
+from torch import nn
+
+from attnres.models.families import family_of
+
+PARTS = {"self_attn", "attn", "attention", "mlp"}
 
 
 def count_calls(model) -> Counter:
@@ -17,9 +23,20 @@ def count_calls(model) -> Counter:
     return calls
 
 
-def step(model) -> dict[str, torch.Tensor]:
+def count_sublayers(model) -> Counter:
+    """As above, of any family: by the layer, and the part of a sublayer."""
+    calls: Counter = Counter()
+    family = family_of(model.config.text_config)
+    for i, layer in enumerate(getattr(model.base_model, family.layers)):
+        for name in PARTS & dict(layer.named_children()).keys():
+            part: nn.Module = getattr(layer, name)
+            part.register_forward_pre_hook(lambda *_, key=(i, name): calls.update([key]))
+    return calls
+
+
+def step(model, **arguments) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
-    loss = model(tokens(), labels=tokens()).loss
+    loss = model(tokens(), labels=tokens(), **arguments).loss
     loss.backward()
     return {"loss": loss.detach(), **gradients(model)}
 
@@ -35,6 +52,19 @@ def test_each_sublayer_runs_twice_and_no_number_changes(family, residual, enable
     calls = count_calls(model)
     assert_same(step(model), expected)
     assert calls == {(i, name): 2 for i in range(3) for name in ("self_attn", "mlp")}
+
+
+@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+def test_so_it_is_in_every_family(family):
+    settings = tiny_families.dropouts(family)
+    # with a cache GPT-2's attention takes another kernel, and checkpointing has no cache
+    expected = step(tiny_families.build(family, **settings).train(), use_cache=False)
+    model = tiny_families.build(family, **settings).train()
+    model.activation_checkpointing_enable()
+    calls = count_sublayers(model)
+    assert_same(step(model, use_cache=False), expected)
+    assert set(calls.values()) == {2}
+    assert len(calls) == 2 * 3
 
 
 def test_dropout_matters_in_these_tests():

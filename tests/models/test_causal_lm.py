@@ -1,7 +1,5 @@
 """What the model computes: the plain model, and an independently written loop over depth."""
 
-import importlib
-import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -241,22 +239,6 @@ def test_a_tuple_is_given_where_it_is_asked_for():
     loss, logits, *_ = model(tokens(), labels=tokens(), return_dict=False)
     assert torch.equal(logits, model(tokens()).logits)
     assert loss.dim() == 0
-
-
-@pytest.mark.parametrize("asked", [True, [0]])
-def test_hidden_states_are_refused(asked):
-    with pytest.raises(ValueError, match="residual state, not one hidden state") as error:
-        build()(tokens(), output_hidden_states=asked)
-    (module,) = re.findall(r"attnres[.\w]+", str(error.value))
-    importlib.import_module(module)
-
-
-@pytest.mark.parametrize("part", ["config", "text_config"])
-def test_hidden_states_asked_for_by_the_config_are_refused(part):
-    model = build()
-    getattr(model.config, part, model.config).output_hidden_states = True
-    with pytest.raises(ValueError, match="residual state, not one hidden state"):
-        model(tokens())
 
 
 def test_the_former_name_of_the_cache_is_refused():

@@ -73,8 +73,8 @@ def test_a_plain_checkpoint_alone_is_refused_by_what_to_give(tmp_path):
 def test_a_plain_checkpoint_of_a_family_without_an_adapter_is_refused(tmp_path):
     plain().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(path.read_text().replace('"llama"', '"gemma2"'))
-    assert_refused("no adapter for the model family 'gemma2'", tmp_path, residual="attn_res")
+    path.write_text(path.read_text().replace('"llama"', '"opt"'))
+    assert_refused("no adapter for the model family 'opt'", tmp_path, residual="attn_res")
 
 
 def test_a_plain_config_is_refused_by_what_to_give(tmp_path):
@@ -134,6 +134,7 @@ def test_a_text_config_changed_by_a_keyword_is_checked_too(tmp_path):
     build().save_pretrained(tmp_path)
     match = "rms_norm_eps=1e-06, but text_config has 0.5"
     assert_refused(match, tmp_path, text_config={"rms_norm_eps": 0.5})
+    assert_refused(match, tmp_path, rms_norm_eps=0.5)
     with pytest.raises(ValueError, match=match):
         AutoModelForCausalLM.from_pretrained(tmp_path, text_config={"rms_norm_eps": 0.5})
 
@@ -196,7 +197,11 @@ def test_a_saved_config_without_its_residual_state_is_refused(tmp_path):
 
 def test_the_caller_gets_loading_info_where_it_asks_alone(tmp_path):
     build().save_pretrained(tmp_path)
-    assert type(OURS.from_pretrained(tmp_path, output_loading_info=False)) is AttnResForCausalLM
+    assert isinstance(OURS.from_pretrained(tmp_path, output_loading_info=False), AttnResForCausalLM)
     model, info = OURS.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(model) is AttnResForCausalLM
+    assert isinstance(model, AttnResForCausalLM)
     assert not info["missing_keys"]
+
+
+def test_neither_a_path_nor_a_config_is_refused():
+    assert_refused(r"NoneType: give AttnResCausalLMConfig\(", None)

@@ -1,11 +1,12 @@
 """The config of a causal LM: what it keeps, derives and refuses."""
 
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import FAMILIES, config, text_config, tokens
-from transformers import Gemma2Config, GPTNeoXConfig, LlamaConfig, Olmo2Config
+from transformers import BloomConfig, LlamaConfig, OPTConfig
 
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 from attnres.residual import AttnResConfig
@@ -21,7 +22,7 @@ def test_the_state_of_the_residual_is_derived(family):
     assert config(family, "standard").residual_state == {"method": "standard"}
 
 
-@pytest.mark.parametrize("kind", [Gemma2Config, Olmo2Config, GPTNeoXConfig])
+@pytest.mark.parametrize("kind", [BloomConfig, OPTConfig])
 def test_a_family_without_an_adapter_is_refused_by_name(kind):
     with pytest.raises(ValueError, match=f"no adapter for the model family '{kind.model_type}'"):
         AttnResCausalLMConfig(text_config=kind())
@@ -128,3 +129,14 @@ def test_a_text_config_by_name_is_refused():
 def test_a_model_of_a_plain_config_is_refused():
     with pytest.raises(ValueError, match=r"LlamaConfig: give AttnResCausalLMConfig\(text_config="):
         AttnResForCausalLM(LlamaConfig())  # pyright: ignore
+
+
+def test_what_only_the_text_config_says_is_read_and_set_there():
+    made = config(tie_word_embeddings=True)
+    assert (made.vocab_size, made.rms_norm_eps) == (97, 1e-6)
+    made.rms_norm_eps = 0.5
+    assert made.text_config.rms_norm_eps == 0.5
+    assert "rms_norm_eps" not in {name for name in made.to_dict() if name != "text_config"}
+    with pytest.raises(AttributeError, match="vocab"):
+        _ = made.n_vocab
+    assert pickle.loads(pickle.dumps(made)).vocab_size == 97

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import tiny_families
 import torch
 from tiny_models import FAMILIES, build, gradients, text_config, tokens
 from torch import Tensor, nn
@@ -166,7 +167,16 @@ def assert_no_source_twice(reader: nn.Module, arguments: tuple[Any, ...]) -> Non
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=slow)])
 def test_compiled_is_eager(backend):
-    eager = build("qwen3")
+    assert_compiled_is_eager(build("qwen3"), backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "cohere", "gemma3_text"])
+def test_compiled_is_eager_in_families_of_other_layers(family):
+    assert_compiled_is_eager(tiny_families.build(family).eval(), "aot_eager")
+
+
+def assert_compiled_is_eager(eager: Any, backend: str) -> None:
     compiled: Any = torch.compile(copy.deepcopy(eager), fullgraph=True, backend=backend)
     losses = []
     for model in (eager, compiled):

@@ -48,7 +48,7 @@ def test_a_reloaded_model_is_the_saved_one(family, residual, tied, loader, tmp_p
     model = build(family, residual, tie_word_embeddings=tied)
     model.save_pretrained(tmp_path)
     loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(loaded) is AttnResForCausalLM
+    assert isinstance(loaded, AttnResForCausalLM)
     assert not any(info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched"))
     assert_same(loaded.state_dict(), model.state_dict())
     assert torch.equal(loaded(tokens()).logits, model.eval()(tokens()).logits)
@@ -224,3 +224,41 @@ def test_all_layers_are_of_one_class_by_which_sharding_finds_them():
     assert len(kinds) == 1
     assert type(build().model.layers[0]) in kinds
     assert model._no_split_modules == {kind.__name__ for kind in kinds}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_one_of_its_family_by_a_class_of_one_name(family, tmp_path):
+    model = build(family)
+    assert isinstance(model, AttnResForCausalLM)
+    assert isinstance(model, type(plain(family)))
+    assert type(model) is type(build(family))
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["architectures"] == ["AttnResForCausalLM"]
+    assert saved["text_config"]["model_type"] == family
+
+
+def test_weights_are_drawn_as_the_family_draws_them():
+    drawn = build(residual="block", trained=False).state_dict()
+    expected = plain().state_dict()
+    assert_same({name: drawn[name] for name in expected}, expected)
+
+
+class Named(AttnResForCausalLM):
+    """A class of a user."""
+
+
+def test_a_class_loads_what_another_of_its_kind_has_saved(tmp_path):
+    for family in ("llama", "qwen3"):
+        build(family).save_pretrained(tmp_path / family)
+        expected = build(family)(tokens()).logits
+        for kind in (type(build("mistral")), Named, type(Named(config()))):
+            loaded = kind.from_pretrained(tmp_path / family)
+            assert isinstance(loaded, kind if kind is Named else AttnResForCausalLM)
+            assert isinstance(loaded, type(plain(family)))
+            assert torch.equal(loaded(tokens()).logits, expected)
+
+
+def test_torch_may_make_an_empty_copy():
+    model = build()
+    assert type(model._replicate_for_data_parallel()) is type(model)

@@ -6,6 +6,7 @@ from torch import nn
 
 from attnres import AttnRes, BlockLayout, Standard
 from attnres.residual import RESIDUALS, AttnResConfig, StandardConfig, TwoPhaseConfig
+from attnres.residual.base import Parts
 
 N_SUBLAYERS, DIM = 4, 3
 CONFIGS = {
@@ -79,6 +80,31 @@ def test_an_output_that_is_no_tensor_is_refused(config):
     embed_TD = torch.randn(2, DIM)
     with pytest.raises(ValueError, match="output of sublayer 0 must be a tensor, got a tuple"):
         residual.write(residual.start(embed_TD), 0, attention(embed_TD, embed_TD, embed_TD))
+
+
+@every_config
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_of_an_output_are_added_in_turn(config, dtype):
+    torch.manual_seed(0)
+    residual = config.build(DIM, N_SUBLAYERS)
+    embed_TD = torch.randn(2, DIM).to(dtype)
+    state, total_TD = residual.start(embed_TD), embed_TD
+    for depth in range(2):
+        parts = Parts(torch.randn(2, DIM), torch.randn(2, DIM))
+        state = residual.write(state, depth, parts)
+        first_TD, second_TD = (part_TD.to(dtype) for part_TD in parts)
+        begins_block = config != StandardConfig() and (depth == 0 or residual.layout.sizes[0] == 1)
+        total_TD = first_TD if begins_block else total_TD + first_TD
+        total_TD = total_TD + second_TD
+        assert torch.equal(residual.stream(state), total_TD)
+
+
+@every_config
+def test_a_part_of_another_shape_is_refused(config):
+    residual = config.build(DIM, N_SUBLAYERS)
+    state = residual.start(torch.randn(2, DIM))
+    with pytest.raises(ValueError, match=r"sublayer 0 has shape \[3\], the embedding \[2, 3\]"):
+        residual.write(state, 0, Parts(torch.randn(2, DIM), torch.randn(DIM)))
 
 
 def test_a_state_out_of_step_is_refused():

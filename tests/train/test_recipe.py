@@ -79,9 +79,9 @@ def test_a_run_that_cannot_be_is_refused_by_its_value(changes, words):
 
 
 def test_an_unknown_family_is_one_line_of_those_there_are():
-    with pytest.raises(ValueError, match=r"^no adapter for the model family 'gpt9'.*llama.*$"):
+    with pytest.raises(ValueError, match=r"^a recipe has no sizes for 'gpt9'.*llama.*$"):
         ModelConfig(family="gpt9").build(vocab_size=11, seq_len=8)
-    with pytest.raises(ValueError, match=r"^no adapter for the model family 'gpt2'.*llama.*$"):
+    with pytest.raises(ValueError, match=r"^a recipe has no sizes for 'gpt2'.*llama.*$"):
         ModelConfig(family="gpt2").build(vocab_size=11, seq_len=8)
 
 

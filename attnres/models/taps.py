@@ -1,0 +1,86 @@
+"""What each read of a model finds and gives, carried out of it.
+
+    found: list[Tap] = []
+    model(input_ids, taps=found)
+
+The taps travel with the residual state and leave by a list that belongs to one call, so that
+nothing is kept on a module, and layers that are computed again (activation checkpointing) add
+nothing twice.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from attnres.models.families import family_of
+from attnres.residual import Residual
+
+
+class Tap(NamedTuple):
+    """One read: of a sublayer, by depth, or the last, before the final norm."""
+
+    stream_BTD: Tensor | None  # the running sum, or the partial sum; None where there is no such
+    mix_BTD: Tensor  # what was read, before any norm
+
+
+class TappedState(NamedTuple):
+    """A residual state and the reads on the way to it."""
+
+    state: Any
+    taps: tuple[Tap, ...]
+    asked_for: list[Tap]  # by the caller; filled by the output read
+
+
+class Tapped:
+    """The contract of a residual, over states that carry the taps."""
+
+    def __init__(self, residual: Residual, asked_for: list[Tap]):
+        self.residual = residual
+        self.asked_for = asked_for
+
+    def start(self, embed_BTD: Tensor) -> TappedState:
+        return TappedState(self.residual.start(embed_BTD), (), self.asked_for)
+
+    def read(self, tapped: TappedState, depth: int) -> tuple[Tensor, TappedState]:
+        stream_BTD = self.stream(tapped.state)
+        h_BTD, state = self.residual.read(tapped.state, depth)
+        taps = (*tapped.taps, Tap(stream_BTD, h_BTD))
+        return h_BTD, tapped._replace(state=state, taps=taps)
+
+    def write(self, tapped: TappedState, depth: int, out_BTD: Any) -> TappedState:
+        return tapped._replace(state=self.residual.write(tapped.state, depth, out_BTD))
+
+    def finish(self, tapped: TappedState) -> Tensor:
+        h_BTD = self.residual.finish(tapped.state)
+        self.asked_for.extend((*tapped.taps, Tap(self.stream(tapped.state), h_BTD)))
+        return h_BTD
+
+    def stream(self, state: Any) -> Tensor | None:
+        try:
+            return self.residual.stream(state)
+        except NotImplementedError:
+            return None
+
+
+def normed(model: Any, taps: list[Tap]) -> list[tuple[Tensor, ...]]:
+    """The mix of each tap after each norm that reads it, as the sublayers get it; BTD each.
+
+    None for a sublayer that reads the mix itself, two where attention and MLP have their own norm.
+    """
+    *norms, (final_norm,) = family_of(model.config.text_config).norms(model.base_model)
+    found = [
+        tuple(norm(tap.mix_BTD) for norm in of_one)
+        for of_one, tap in zip(norms, taps[:-1], strict=True)
+    ]
+    own = type(final_norm).__bases__[1]  # without the output read in front of it
+    return [*found, (own.forward(final_norm, taps[-1].mix_BTD),)]
+
+
+def chosen(taps: list[Tap], asked: bool | int | list[int]) -> tuple[Tensor | None, ...]:
+    """All mixes, or those of one or several indices and None for the others."""
+    mixes = [tap.mix_BTD for tap in taps]
+    if asked is True:
+        return tuple(mixes)
+    indices = [asked] if isinstance(asked, int) else asked
+    places = {index % len(mixes) for index in indices if -len(mixes) <= index < len(mixes)}
+    return tuple(mix if place in places else None for place, mix in enumerate(mixes))
