@@ -309,8 +309,16 @@ def test_no_block_size_is_the_standard_residual(names):
     ("names", "theirs", "match"),
     [
         ("fla", {"attnres_block_size": 3, "norm_eps": 1e-6}, "1 or even .in sublayers., got 3"),
-        ("fla", {"attnres_block_size": 0, "norm_eps": 1e-6}, "positive integer, got 0"),
-        ("kimi_k3", {"attn_res_block_size": 2.0, "rms_norm_eps": 1e-6}, "positive integer"),
+        (
+            "fla",
+            {"attnres_block_size": 0, "norm_eps": 1e-6},
+            "attnres_block_size must be a positive",
+        ),
+        (
+            "kimi_k3",
+            {"attn_res_block_size": 2.0, "rms_norm_eps": 1e-6},
+            "attn_res_block_size must be",
+        ),
         ("kimi_k3", {"attn_res_block_size": 2}, "the config has no rms_norm_eps"),
         ("kimi_k3", {"attnres_block_size": 2}, "has attn_res_block_size, this one has attnres_b"),
         ("fla", {"attn_res_block_size": 2}, "has attnres_block_size, this one has attn_res_b"),
