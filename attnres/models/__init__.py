@@ -17,15 +17,22 @@ if not (5, 24) <= tuple(map(int, transformers.__version__.split(".")[:2])) < (6,
 from attnres.models.causal_lm import AttnResForCausalLM
 from attnres.models.config import AttnResCausalLMConfig
 from attnres.models.convert import change_form, convert, revert
+from attnres.models.exchange import NamedLoad, export_named, load_named
+from attnres.models.names import residual_from_named, residual_to_named
 from attnres.models.self_test import ConversionReport, ReadHazard, self_test
 
 __all__ = [
     "AttnResCausalLMConfig",
     "AttnResForCausalLM",
     "ConversionReport",
+    "NamedLoad",
     "ReadHazard",
     "change_form",
     "convert",
+    "export_named",
+    "load_named",
+    "residual_from_named",
+    "residual_to_named",
     "revert",
     "self_test",
 ]

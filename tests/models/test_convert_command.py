@@ -89,7 +89,7 @@ def test_convert_writes_a_folder_that_transformers_loads(call, folder, form):
     assert "eps hazard" in said
     assert said.endswith(f"model: {out}\n")
     loaded = AutoModelForCausalLM.from_pretrained(out)
-    assert type(loaded) is AttnResForCausalLM
+    assert isinstance(loaded, AttnResForCausalLM)
     assert loaded.residual.layout.sizes == (3, 3)
     torch.testing.assert_close(logits(loaded), logits(original()))
     assert torch.equal(logits(loaded), logits(original())) == (form == "centered")
@@ -180,7 +180,7 @@ BREAK = {
     "another size": (lambda f: edit(f / "config.json", intermediate_size=64), "plain"),
     "more layers": (lambda f: edit(f / "config.json", num_hidden_layers=4), "lacks 9 weights"),
     "fewer layers": (lambda f: edit(f / "config.json", num_hidden_layers=2), "has 9 weights that"),
-    "no adapter": (lambda f: edit(f / "config.json", model_type="gpt2"), "no adapter for"),
+    "no adapter": (lambda f: edit(f / "config.json", model_type="opt"), "no adapter for"),
     "remote code": (remote_code, "code of its own, which is never run"),
     "no folder": (shutil.rmtree, "no model at"),
 }

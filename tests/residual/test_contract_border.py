@@ -99,11 +99,12 @@ def test_parts_of_an_output_are_added_in_turn(config, dtype):
     residual = config.build(DIM, N_SUBLAYERS)
     embed_TD = torch.randn(2, DIM).to(dtype)
     state, total_TD = residual.start(embed_TD), embed_TD
+    is_one_stream = isinstance(config, StandardConfig | CenteredConfig)
     for depth in range(2):
         parts = Parts(torch.randn(2, DIM), torch.randn(2, DIM))
         state = residual.write(state, depth, parts)
         first_TD, second_TD = (part_TD.to(dtype) for part_TD in parts)
-        begins_block = config != StandardConfig() and (depth == 0 or residual.layout.sizes[0] == 1)
+        begins_block = not is_one_stream and (depth == 0 or residual.layout.sizes[0] == 1)
         total_TD = first_TD if begins_block else total_TD + first_TD
         total_TD = total_TD + second_TD
         assert torch.equal(residual.stream(state), total_TD)
