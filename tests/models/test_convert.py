@@ -277,13 +277,8 @@ class Subclass(LlamaForCausalLM):
 
 
 def small_opt() -> Any:
-    sizes: Any = {
-        "hidden_size": 8,
-        "ffn_dim": 8,
-        "num_attention_heads": 2,
-        "word_embed_proj_dim": 8,
-    }
-    return AutoModelForCausalLM.from_config(OPTConfig(num_attention_heads=2, vocab_size=9, **sizes))
+    sizes: Any = {"num_hidden_layers": 1, "num_attention_heads": 2, "word_embed_proj_dim": 8}
+    return AutoModelForCausalLM.from_config(OPTConfig(hidden_size=8, ffn_dim=8, **sizes))
 
 
 @pytest.mark.parametrize(

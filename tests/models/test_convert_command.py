@@ -89,11 +89,11 @@ def test_convert_writes_a_folder_that_transformers_loads(call, folder, form):
     assert "eps hazard" in said
     assert said.endswith(f"model: {out}\n")
     loaded = AutoModelForCausalLM.from_pretrained(out)
-    assert isinstance(loaded, AttnResForCausalLM)
     assert loaded.residual.layout.sizes == (3, 3)
     torch.testing.assert_close(logits(loaded), logits(original()))
     assert torch.equal(logits(loaded), logits(original())) == (form == "centered")
     assert AutoTokenizer.from_pretrained(out)(PROMPT)["input_ids"] == list(PROMPT.encode())
+    assert isinstance(loaded, AttnResForCausalLM)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
