@@ -32,8 +32,13 @@ class Implementation(Protocol):
         self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
     ) -> Tensor: ...
 
-    def depth_deviation(
-        self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
+    def centered_attention(
+        self,
+        query_D: Tensor,
+        sources: Sequence[Tensor],
+        stream_D: Tensor,
+        key_weight_D: Tensor,
+        eps: float,
     ) -> Tensor: ...
 
     def depth_attention_queries(

@@ -22,7 +22,8 @@ struct Read {
     const void* const* sources;     // S times rows of dim, one at each multiple of the stride
     const int64_t* source_strides;  // in numbers; null is dim
     const void* given_mix;          // [Q, R, D] or null
-    const void* given_lse;          // [Q, R] or null
+    const void* given_lse;          // [Q, R], not read where centered
+    int64_t centered;               // sources weigh S * alpha - 1, what is given 1
 };
 
 struct Gradients {
@@ -115,6 +116,10 @@ template <class T> struct Token {
     }
     A* alpha_of(int64_t q) { return &alpha[q * n]; }
     A weigh(int64_t q, const A* logits) {
+        if (read.centered) {
+            if (first) *alpha_of(q) = 1;
+            return excess(logits, S, alpha_of(q) + first);
+        }
         const A* given_lse = first ? static_cast<const A*>(read.given_lse) + q * R + r : nullptr;
         return softmax(logits, S, given_lse, alpha_of(q));
     }
@@ -215,10 +220,12 @@ template <class T, bool STREAM> struct Backward {
                                   inner_n);
             inner_n[0] = dot[0][0];
         }
+        const double less = token.read.centered, total = less ? S : 1;  // of the weights
         double mean = 0;
-        for (int64_t i = 0; i < n; ++i) mean += double(alpha[i]) * inner_n[i];
+        for (int64_t i = 0; i < n; ++i) mean += (alpha[i] + less) * inner_n[i] / total;
         const double shift = (grad_lse ? quiet(grad_lse[row]) : 0) - mean;
-        for (int64_t i = 0; i < n; ++i) slope[i] = static_cast<A>(alpha[i] * (inner_n[i] + shift));
+        for (int64_t i = 0; i < n; ++i)
+            slope[i] = static_cast<A>((alpha[i] + less) * (inner_n[i] + shift));
         for (int64_t s = 0; s < S; ++s)
             key_slope[q * S + s] = slope[first + s] * rstd[token.r * S + s];
         if (!first) return;

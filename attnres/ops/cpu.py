@@ -33,7 +33,7 @@ ALIGNMENT_BYTES = 64  # of a row that is written past the caches
 
 
 # `Read` and `Gradients` of cpu.cpp
-_READ = struct.Struct("@7qd5P")
+_READ = struct.Struct("@7qd5Pq")
 _GRADIENTS = struct.Struct("@10P")
 
 
@@ -41,6 +41,7 @@ class CpuKernel(MemoryKernel):
     """See `kernel.Kernel`. Threads are torch's, `torch.get_num_threads()` at most."""
 
     device_type = "cpu"
+    reads_around_streams = True
 
     def __init__(self, variant: str, file: Path, op_name: str):
         self.variant, self.file = variant, file
@@ -57,8 +58,15 @@ class CpuKernel(MemoryKernel):
         return f"C++ for {self.variant}, {torch.get_num_threads()} threads at most; {self.file}."
 
     def forward(
-        self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, eps: float
+        self,
+        folded_QD: Tensor,
+        sources: Sequence[Tensor],
+        given: Given | None,
+        eps: float,
+        *,
+        centered: bool = False,
     ) -> ReadResult:
+        """As `Kernel`; where `centered`, sources weigh S * alpha - 1 and what is given weighs 1."""
         first, n_queries, n_sources = sources[0], folded_QD.shape[0], len(sources)
         tokens = first.shape[:-1]
         mix_QD = first.new_empty((n_queries, *first.shape))
@@ -67,7 +75,7 @@ class CpuKernel(MemoryKernel):
         logits = folded_QD.new_empty((n_queries, *tokens, n_sources))
         # one mix is read at once, many are not
         stream = n_queries > 1 and _worth_streaming([_rows(mix_QD)])
-        call = _Call(folded_QD, sources, given)
+        call = _Call(folded_QD, sources, given, centered)
         outputs = (mix_QD.data_ptr(), lse_Q.data_ptr(), rstd.data_ptr(), logits.data_ptr())
         self._run(self._forward, call.read(eps, stream), *outputs)
         return ReadResult(mix_QD, lse_Q, (rstd, logits))
@@ -97,8 +105,8 @@ class CpuKernel(MemoryKernel):
         mix_D = torch.empty_like(first)
         size = (n_numbers // dim, dim, len(sources), 1)
         threads = _threads(*size[:3])
-        addresses = (0, pointers.buffer_info()[0], 0, 0, 0)
-        read = _READ.pack(DTYPES[dtype], *size, threads, False, eps, *addresses)
+        inputs = (0, pointers.buffer_info()[0], 0, 0, 0, False)
+        read = _READ.pack(DTYPES[dtype], *size, threads, False, eps, *inputs)
         vectors = (query_D.data_ptr(), key_weight_D.data_ptr(), mix_D.data_ptr())
         self._run(self._mix, read, wide is not dtype, *vectors)
         return mix_D
@@ -112,11 +120,13 @@ class CpuKernel(MemoryKernel):
         saved: Sequence[Tensor],
         into: SourceGradients,
         needs_folded: bool,
+        *,
+        centered: bool = False,
     ) -> OtherGradients:
         grad_folded_QD = torch.empty_like(folded_QD) if needs_folded else None
         grad_mix_QD = gradient_like(given.mix_QD) if given else None
         grad_lse_Q = gradient_like(given.lse_Q) if given else None
-        call = _Call(folded_QD, sources, given)
+        call = _Call(folded_QD, sources, given, centered)
         buffers = [None if x is None else _rows(x) for x in into.buffers]
         written = [b for b, added in zip(buffers, into.accumulate, strict=True) if b and not added]
         gradients = _GRADIENTS.pack(
@@ -146,24 +156,27 @@ class CpuKernel(MemoryKernel):
 class _Call:
     """The inputs of a read as the kernel takes them, kept alive as long as this is."""
 
-    def __init__(self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None):
+    def __init__(
+        self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, centered: bool
+    ):
         self._alive: list[Any] = []
         rows = [_rows(source) for source in sources]
         shape = sources[0].shape
         self._shape = (shape[:-1].numel(), shape[-1], len(sources), folded_QD.shape[0])
         self._dtype = DTYPES[sources[0].dtype]
-        self._pointers = (
+        self._inputs = (
             self.pointer(folded_QD.contiguous()),
             self.pointers([r.tensor for r in rows]),
             self.numbers("q", [r.stride for r in rows]),
             self.pointer(given and given.mix_QD.contiguous()),
             self.pointer(given and given.lse_Q.contiguous()),
+            centered,
         )
 
     def read(self, eps: float, stream: bool) -> bytes:
         n_rows, dim, n_sources, _ = self._shape
         n_threads = _threads(n_rows, dim, n_sources)
-        return _READ.pack(self._dtype, *self._shape, n_threads, stream, eps, *self._pointers)
+        return _READ.pack(self._dtype, *self._shape, n_threads, stream, eps, *self._inputs)
 
     def pointer(self, x: Tensor | None) -> int:
         if x is None:

@@ -159,3 +159,13 @@ template <class A> inline A softmax(const A* logits, int64_t S, const A* given_l
     for (int64_t i = 0; i < n; ++i) alpha[i] /= divisor;
     return largest + std::log(divisor);
 }
+
+// S * alpha - 1 of each source: exactly 0 where all logits are equal.
+template <class A> inline A excess(const A* logits, int64_t S, A* weights) {
+    const A largest = *std::max_element(logits, logits + S);
+    double total = 0;
+    for (int64_t s = 0; s < S; ++s) total += weights[s] = std::exp(logits[s] - largest);
+    for (int64_t s = 0; s < S; ++s)
+        weights[s] = static_cast<A>((S * double(weights[s]) - total) / total);
+    return largest + std::log(static_cast<A>(total));
+}

@@ -91,8 +91,8 @@ def centered_attention(
     finite has no such weight: every channel of its token is NaN.
 
     Args:
-        query_D, sources, key_weight_D, eps, impl: as in `depth_attention`; every implementation
-            computes this in plain PyTorch.
+        query_D, sources, key_weight_D, eps, impl: as in `depth_attention`; all but "cpu" compute
+            this in plain PyTorch, and so does that where it is compiled or the dtypes differ.
         stream_D: the sum of the sources, [..., D], added up in whatever order is to be kept.
 
     Returns:
@@ -106,8 +106,7 @@ def centered_attention(
     check_stream(stream_D, sources[0])
     chosen = _choose(impl, sources[0])
     with without_autocast(query_D.device):
-        deviation_D = chosen.depth_deviation(query_D, sources, key_weight_D, eps)
-        return (stream_D.to(deviation_D.dtype) + deviation_D).to(stream_D.dtype)
+        return chosen.centered_attention(query_D, sources, stream_D, key_weight_D, eps)
 
 
 def depth_attention_queries(

@@ -1,4 +1,4 @@
-"""What attention over depth adds to the plain sum of its sources, as a kernel in plain PyTorch.
+"""What attention over depth adds to the plain sum of its sources, as kernels.
 
     deviation = sum_i c_i v_i,   c_i = S alpha_i - 1 = (S e_i - Z) / Z,   e_i = exp(logit_i - max)
 
@@ -10,6 +10,7 @@ in the backward. With the letters of `closed_form.py`:
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,3 +51,34 @@ def backward(
     closed_form.fill(into, sources, radial_S, terms)
     folded = closed_form.folded_gradient(key_slope_QS, sources) if needs_folded else None
     return OtherGradients(folded, None, None)
+
+
+class Around:
+    """A kernel that adds the deviation to a stream, which stands in the place of what is given.
+
+    `kernel` is one whose forward and backward take `centered=True`. The backward reads no stream,
+    whose gradient is that of the mix.
+    """
+
+    def __init__(self, kernel: Any):
+        self.kernel = kernel
+
+    def forward(
+        self, folded_QD: Tensor, sources: Sequence[Tensor], given: Given | None, eps: float
+    ) -> ReadResult:
+        return self.kernel.forward(folded_QD, sources, given, eps, centered=True)
+
+    def backward(
+        self,
+        upstream: Upstream,
+        folded_QD: Tensor,
+        sources: Sequence[Tensor],
+        given: Given | None,
+        saved: Sequence[Tensor],
+        into: SourceGradients,
+        needs_folded: bool,
+    ) -> OtherGradients:
+        inputs = (upstream, folded_QD, sources, None, saved, into, needs_folded)
+        other = self.kernel.backward(*inputs, centered=True)
+        (e_D,) = upstream.mixes
+        return other if e_D is None else other._replace(mix_QD=e_D.unsqueeze(0))

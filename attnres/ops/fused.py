@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from attnres.ops import closed_form, deviation
-from attnres.ops.kernel import Given, Kernel
+from attnres.ops import closed_form, deviation, reference
+from attnres.ops.deviation import Around
+from attnres.ops.kernel import Given, Kernel, MemoryKernel
 from attnres.ops.precision import compute_dtype
 from attnres.ops.read import read
-from attnres.ops.sources import of_one_dtype
+from attnres.ops.sources import of_one_dtype, tensors_of
 
 
 class Fused:
@@ -59,14 +60,31 @@ class Fused:
         lse_Q, (mix_D,) = self._read(query_D, partials, key_weight_D, eps, given)
         return mix_D, lse_Q.squeeze(0)
 
-    def depth_deviation(
-        self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
+    def centered_attention(
+        self,
+        query_D: Tensor,
+        sources: Sequence[Tensor],
+        stream_D: Tensor,
+        key_weight_D: Tensor,
+        eps: float,
     ) -> Tensor:
-        """In plain PyTorch for every kernel."""
         sources = of_one_dtype(sources)
         folded_QD = _fold(query_D, sources, key_weight_D)
+        if self._reads_around(stream_D, folded_QD, sources):
+            stream = Given(stream_D.unsqueeze(0), folded_QD.new_empty(0))
+            _, (mix_D,) = read(Around(self.kernel), folded_QD, sources, stream, eps, True)
+            return mix_D
         _, (deviation_D,) = read(deviation, folded_QD, sources, None, eps, True)
-        return deviation_D
+        return reference.around(stream_D, deviation_D)
+
+    def _reads_around(self, stream_D: Tensor, folded_QD: Tensor, sources: Sequence[Tensor]) -> bool:
+        """Whether the kernel itself does, on memory that it reads."""
+        return (
+            isinstance(self.kernel, MemoryKernel)
+            and self.kernel.reads_around_streams
+            and stream_D.dtype == sources[0].dtype
+            and self.kernel.takes((folded_QD, stream_D, *tensors_of(sources)))
+        )
 
     def _read(
         self,

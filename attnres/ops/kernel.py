@@ -83,6 +83,7 @@ class MemoryKernel:
     """Base of the kernels that read memory themselves: other tensors go to their op."""
 
     op: Callable[..., Sequence[Tensor]]  # of `library.define`
+    reads_around_streams = False  # whether forward and backward take `centered`
     device_type: str
 
     def takes(self, inputs: Sequence[Tensor | None]) -> bool:

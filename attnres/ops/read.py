@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from attnres.ops import deviation, gradient_sink, reference
+from attnres.ops.deviation import Around
 from attnres.ops.kernel import Given, Kernel, MemoryKernel, SourceGradients, Upstream, gradient_like
 from attnres.ops.precision import without_autocast
-from attnres.ops.sources import Stack
+from attnres.ops.sources import Stack, tensors_of
 
 
 class Plan(NamedTuple):
@@ -31,7 +32,7 @@ def read(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """lse_Q and the mixes: one [..., D] of each query, or where not `split` one [Q, ..., D]."""
     stacked_along = sources.dim if isinstance(sources, Stack) else None
-    tensors = [sources.tensor] if isinstance(sources, Stack) else sources
+    tensors = tensors_of(sources)
     inputs = (folded_QD, *(given or (None, None)), *tensors)
     if isinstance(kernel, MemoryKernel) and not kernel.takes(inputs):
         mix_QD, lse_Q, *_ = kernel.op(folded_QD, list(sources), *(given or (None, None)), eps)
@@ -50,13 +51,14 @@ class _Read(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.n_sources = len(sources)
-        ctx.has_given = given_mix_QD is not None
+        ctx.has_given = given_mix_QD is not None and not isinstance(plan.kernel, Around)
         ctx.owners = [
             None if witness is None else gradient_sink.owner_of(source) for source in sources
         ]
-        given = Given(given_mix_QD, given_lse_Q) if ctx.has_given else None
+        given = None if given_mix_QD is None else Given(given_mix_QD, given_lse_Q)
         result = plan.kernel.forward(folded_QD, _unpacked(plan, sources), given, plan.eps)
-        ctx.save_for_backward(folded_QD, *sources, *(given or ()), *result.saved)
+        kept = given if given and ctx.has_given else ()
+        ctx.save_for_backward(folded_QD, *sources, *kept, *result.saved)
         return result.lse_Q, *_split(plan, result.mix_QD)
 
     @staticmethod
@@ -138,6 +140,9 @@ def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) ->
     if all(g is None for g in grad_outputs):
         return (None,) * len(ctx.needs_input_grad)
     folded_QD, sources, given, _ = _inputs(ctx)
+    if isinstance(ctx.plan.kernel, Around):  # any stream has the same derivatives
+        stream_D = torch.zeros_like(_unpacked(ctx.plan, sources)[0]).requires_grad_()
+        given = Given(stream_D.unsqueeze(0), folded_QD.new_empty(0))
     tensors = [folded_QD, *(given or (None, None)), *sources]
     with torch.enable_grad(), without_autocast(folded_QD.device):
         # aliases, because a tensor that is given twice has two gradients
@@ -157,8 +162,9 @@ def _by_reference(
     plan: Plan, folded_QD: Tensor, mix_QD: Tensor | None, lse_Q: Tensor | None, *sources: Tensor
 ) -> tuple[Tensor, ...]:
     ones_QD, values = torch.ones_like(folded_QD), _unpacked(plan, sources)
-    if plan.kernel is deviation:
+    if plan.kernel is deviation or isinstance(plan.kernel, Around):
         mix_D = reference.depth_deviation(folded_QD[0], values, ones_QD[0], plan.eps)
+        mix_D = mix_D if mix_QD is None else reference.around(mix_QD[0], mix_D)
         mix_QD, lse_Q = mix_D.unsqueeze(0), folded_QD.new_zeros(1, *mix_D.shape[:-1])
     elif mix_QD is None or lse_Q is None:
         mix_QD, lse_Q = reference.depth_attention_queries(folded_QD, values, ones_QD, plan.eps)

@@ -76,6 +76,16 @@ def depth_deviation(
     return _mix(excess(_logits(query_D, source_SD, key_weight_D, eps), 0), source_SD)
 
 
+def centered_attention(
+    query_D: Tensor, sources: Sequence[Tensor], stream_D: Tensor, key_weight_D: Tensor, eps: float
+) -> Tensor:
+    return around(stream_D, depth_deviation(query_D, sources, key_weight_D, eps))
+
+
+def around(stream_D: Tensor, deviation_D: Tensor) -> Tensor:
+    return (stream_D.to(deviation_D.dtype) + deviation_D).to(stream_D.dtype)
+
+
 def excess(logits_S: Tensor, dim: int) -> Tensor:
     """S * softmax - 1 over the sources along `dim`, without the rounding of the division."""
     e_S = torch.exp(logits_S - logits_S.amax(dim, keepdim=True))

@@ -22,6 +22,11 @@ class Stack(Sequence[Tensor]):
         return len(self._views)
 
 
+def tensors_of(sources: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Those that own the memory: one where the sources are views of it."""
+    return [sources.tensor] if isinstance(sources, Stack) else sources
+
+
 def of_one_dtype(sources: Sequence[Tensor]) -> Sequence[Tensor]:
     """The sources in the widest of their dtypes: a kernel reads one dtype."""
     if isinstance(sources, Stack):
