@@ -95,8 +95,10 @@ def test_a_converted_model_is_adapted_and_merged(queries):
     original = plain()
     model: Any = convert(original, n_blocks=3, copy_weights=True).train()
     model.activation_checkpointing_enable()
-    settings = {"modules_to_save": ["residual"]} if queries else {}
-    peft = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **settings))
+    settings: Any = {"modules_to_save": ["residual"]} if queries else {}
+    peft: Any = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **settings)
+    )
     peft.enable_input_require_grads()
     frozen = {name: p.clone() for name, p in peft.named_parameters() if not p.requires_grad}
     losses = train(peft, n_steps=20)
