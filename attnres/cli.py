@@ -4,6 +4,7 @@ Bad input ends with one line on standard error and exit status 2.
 """
 
 import importlib
+import json
 import multiprocessing
 import os
 import signal
@@ -225,6 +226,43 @@ def generate(arguments: list[str]) -> None:
     stream_text(loaded, chosen.prompt, **asdict(chosen.sampling))
 
 
+def evaluate(arguments: list[str]) -> None:
+    """Score a saved model on tasks of lm-evaluation-harness.
+
+    attnres evaluate FOLDER --tasks lambada_openai arc_easy
+
+    FOLDER is a converted or a plain model, so that both can be compared. A task is a name, or the
+    path of a YAML file. With HF_HUB_OFFLINE=0 the harness fetches the data of a task; without, they
+    must be on this machine.
+    """
+    import tyro
+
+    @dataclass(frozen=True)
+    class Evaluate:
+        folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+        """a local folder, a .gguf file, or smollm2"""
+        tasks: tuple[str, ...]
+        """names that the harness knows, or paths of tasks in YAML"""
+        n_shots: int | None = None
+        """examples before each question; as many as the task says, if not given"""
+        limit: int | None = None
+        """the most questions of a task"""
+        batch_size: int = 1
+        """sequences a forward pass"""
+        output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = None
+        """JSON file to write all results to"""
+
+    chosen = asdict(parse(Evaluate, "evaluate", evaluate, arguments))
+    folder, output = chosen.pop("folder"), chosen.pop("output")
+    from attnres.models import evaluate as harness
+
+    _quiet_transformers()
+    found = harness.evaluate(folder, **chosen)
+    print(harness.table(found))
+    if output is not None:
+        output.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
+
+
 def _quiet_transformers() -> None:
     from transformers.utils import logging
 
@@ -238,6 +276,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": report,
     "convert": convert,
     "generate": generate,
+    "evaluate": evaluate,
     "layout": layout,
 }
 

@@ -91,6 +91,8 @@ HELP = {
     "convert": ["MODEL", ".gguf", "smollm2", "-o OUT", "--n-blocks", "as the paper and FLA count",
                 "bit for bit", "eps / n^2", "--revert", "AutoModelForCausalLM"],
     "generate": ["FOLDER", "PROMPT", "most likely token", "--n-tokens", "attnres train"],
+    "evaluate": ["FOLDER", "lm-evaluation-harness", "HF_HUB_OFFLINE", "--tasks", "--n-shots",
+                 "--limit", "--batch-size", "sequences a forward pass", "-o FILE", "YAML"],
     "layout": ["--layers", "two sublayers", "--n-blocks", "Full AttnRes", "Kimi K3"],
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ nothing twice.
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from attnres.models.families import family_of
@@ -74,6 +75,34 @@ def normed(model: Any, taps: list[Tap]) -> list[tuple[Tensor, ...]]:
     ]
     own = type(final_norm).__bases__[1]  # without the output read in front of it
     return [*found, (own.forward(final_norm, taps[-1].mix_BTD),)]
+
+
+@torch.no_grad()
+def weights_by_depth(model: Any, tokens_BT: Tensor) -> list[Tensor]:
+    """The depth weights of every read, each SBT; entry L is the output read.
+
+    Of two models with one layout, as one before and after quantisation, they can be compared.
+
+    Raises:
+        NotImplementedError: a residual method without depth weights.
+    """
+    residual, found = model.residual, []
+    read, finish = residual.read, residual.finish
+
+    def weighed_read(state: Any, depth: int) -> tuple[Tensor, Any]:
+        found.append(residual.weights(state, depth))
+        return read(state, depth)
+
+    def weighed_finish(state: Any) -> Tensor:
+        found.append(residual.weights(state, residual.n_sublayers))
+        return finish(state)
+
+    residual.read, residual.finish = weighed_read, weighed_finish
+    try:
+        model(input_ids=tokens_BT, use_cache=False)
+    finally:
+        del residual.read, residual.finish
+    return found
 
 
 def chosen(taps: list[Tap], asked: bool | int | list[int]) -> tuple[Tensor | None, ...]:

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 import tiny_families
 import torch
-from tiny_models import FAMILIES, build, gradients, text_config, tokens
+from tiny_models import (
+    FAMILIES,
+    build,
+    gradients,
+    plain,
+    randomise_readers,
+    text_config,
+    tokens,
+)
 from torch import Tensor, nn
 
-from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM, convert
 
 slow = pytest.mark.slow
 SIZES = [(2, 11), (1, 5), (3, 8), (2, 11)]
@@ -174,6 +182,20 @@ def test_compiled_is_eager(backend):
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "cohere", "gemma3_text"])
 def test_compiled_is_eager_in_families_of_other_layers(family):
     assert_compiled_is_eager(tiny_families.build(family).eval(), "aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("form", "backend"),
+    [
+        ("centered", "aot_eager"),
+        ("sum", "aot_eager"),
+        ("mean", "aot_eager"),
+        pytest.param("centered", "inductor", marks=slow),
+    ],
+)
+def test_a_compiled_conversion_is_the_eager_one(form, backend):
+    original = plain("qwen3", num_hidden_layers=2)
+    assert_compiled_is_eager(randomise_readers(convert(original, form=form, n_blocks=3)), backend)
 
 
 def assert_compiled_is_eager(eager: Any, backend: str) -> None:

@@ -6,7 +6,9 @@ import pytest
 import tiny_families
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny_models import assert_same, build, gradients, tokens
+from tiny_models import assert_same, build, gradients, plain, tokens
+
+from attnres.models import convert
 
 FAMILIES = ["llama", "gpt2", "gpt_neox", "mixtral", "kimi_linear", "cohere"]
 
@@ -85,3 +87,26 @@ def test_another_residual_joins_the_sublayers_in_place_of_the_first():
     assert torch.equal(model(tokens()).logits, expected)
     model.residual = build().residual
     assert torch.equal(model(tokens()).logits, build()(tokens()).logits)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+@pytest.mark.parametrize("queries", [False, True], ids=["queries frozen", "queries trained"])
+def test_a_converted_model_is_adapted_and_merged(queries):
+    original = plain()
+    model: Any = convert(original, n_blocks=3, copy_weights=True).train()
+    model.activation_checkpointing_enable()
+    settings: Any = {"modules_to_save": ["residual"]} if queries else {}
+    peft: Any = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **settings)
+    )
+    peft.enable_input_require_grads()
+    frozen = {name: p.clone() for name, p in peft.named_parameters() if not p.requires_grad}
+    losses = train(peft, n_steps=20)
+    assert losses[-1] < losses[0]
+    assert losses[0] == pytest.approx(original(tokens(), labels=tokens()).loss.item())
+    assert_same({name: p for name, p in peft.named_parameters() if name in frozen}, frozen)
+    expected_BTV = peft.eval()(tokens()).logits
+    merged = peft.merge_and_unload()
+    torch.testing.assert_close(merged(tokens()).logits, expected_BTV, rtol=1e-4, atol=1e-4)
+    assert merged.residual.is_untrained() == (not queries)
+    assert merged.state_dict().keys() == convert(original, n_blocks=3).state_dict().keys()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import RESIDUALS, build, tokens
+from tiny_models import RESIDUALS, build, plain, randomise_readers, tokens
 
-from attnres.models import AttnResForCausalLM
+from attnres.models import AttnResForCausalLM, convert
 
 OURS: Any = AttnResForCausalLM
 PARTS = ["residual", "lm_head", "model.embed_tokens", "model.norm", "model.rotary_emb"]
@@ -39,3 +39,29 @@ def test_an_exported_model_is_the_model(residual):
     exported = torch.export.export(model, (tokens(),), {"use_cache": False}).module()
     logits = exported(tokens(), use_cache=False).logits
     assert torch.equal(logits, model(tokens()).logits)
+
+
+@pytest.mark.parametrize("form", ["centered", "sum", "mean"])
+def test_an_exported_conversion_is_saved_and_takes_any_batch_and_length(form, tmp_path):
+    model = randomise_readers(convert(plain(), form=form, n_blocks=3)).eval()
+    sizes = {0: torch.export.Dim("B", max=8), 1: torch.export.Dim("T", min=2, max=64)}
+    program = torch.export.export(
+        model,
+        (tokens(),),
+        {"use_cache": False},
+        dynamic_shapes={"input_ids": sizes, "use_cache": None},
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    exported = torch.export.load(tmp_path / "model.pt2").module()
+    for batch, length in ((2, 11), (3, 7)):
+        tokens_BT = tokens(batch, length)
+        logits_BTV = exported(tokens_BT, use_cache=False).logits
+        assert torch.equal(logits_BTV, model(tokens_BT).logits)
+
+
+def test_an_exported_conversion_is_the_original_bit_for_bit():
+    original = plain().eval()
+    model: Any = convert(original, n_blocks=3)
+    exported = torch.export.export(model, (tokens(),), {"use_cache": False}).module()
+    logits_BTV = exported(tokens(), use_cache=False).logits
+    assert torch.equal(logits_BTV, original(tokens()).logits)

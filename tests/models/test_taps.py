@@ -12,7 +12,7 @@ from tiny_models import RESIDUALS, assert_same, build, gradients, tokens
 from torch import Tensor, nn
 
 from attnres.models.families import family_of
-from attnres.models.taps import Tap, normed
+from attnres.models.taps import Tap, normed, weights_by_depth
 
 residuals = pytest.mark.parametrize("residual", RESIDUALS)
 
@@ -186,3 +186,27 @@ def test_nothing_is_kept_of_them(checkpointing):
         assert not any(each() is not None for each in alive)
     finally:
         gc.enable()
+
+
+def test_weights_by_depth_are_those_of_what_the_readers_find():
+    model = build().eval()
+    expected: list[Tensor] = []
+    for reader in model.residual.readers:
+        reader.register_forward_pre_hook(
+            lambda reader, found: expected.append(reader.weights(found[0]))
+        )
+    logits_BTV = model(tokens()).logits
+    weights = weights_by_depth(model, tokens())
+    assert [tuple(alpha_SBT.shape) for alpha_SBT in weights] == [
+        (n_sources, 2, 11) for n_sources in (1, 2, 2, 2, 3, 3, 3)
+    ]
+    assert all(map(torch.equal, weights, expected[:7]))
+    assert not {"read", "finish"} & vars(model.residual).keys()
+    assert torch.equal(model(tokens()).logits, logits_BTV)
+
+
+def test_a_method_without_depth_weights_has_none_by_depth_and_still_runs():
+    model = build(residual="standard")
+    with pytest.raises(NotImplementedError, match="Standard has no depth weights"):
+        weights_by_depth(model, tokens())
+    assert not {"read", "finish"} & vars(model.residual).keys()
