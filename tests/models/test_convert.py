@@ -176,6 +176,20 @@ def test_the_model_that_was_given_stays_as_it_was_and_shares_its_weights(form):
     assert torch.equal(logits(original), expected)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+def test_experts_are_computed_as_in_the_model_that_was_given(family):
+    """In bfloat16 another implementation rounds elsewhere."""
+    original = tiny_families.plain(family).to(torch.bfloat16)
+    for asked in ("grouped_mm", "eager"):
+        original.set_experts_implementation(asked)
+        converted: Any = convert(original)
+        models: Any = (original, converted, change_form(converted, "sum"), revert(converted))
+        for model in models:
+            assert model.config._experts_implementation == asked
+            experts = [part for part in model.modules() if type(part).__name__.endswith("Experts")]
+            assert {part.config._experts_implementation for part in experts} == {asked}
+
+
 def test_weights_are_copied_where_that_is_asked_for():
     original = plain(tie_word_embeddings=True)
     original.lm_head.weight.requires_grad_(False)
