@@ -139,9 +139,10 @@ def _hazards(original: Any, converted: Any, squares: list[float]) -> tuple[ReadH
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
+    training = [part for part in model.modules() if part.training]  # not all may be
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for part in training:
+            part.training = True

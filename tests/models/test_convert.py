@@ -190,6 +190,14 @@ def test_experts_are_computed_as_in_the_model_that_was_given(family):
             assert {part.config._experts_implementation for part in experts} == {asked}
 
 
+def test_parts_that_are_frozen_in_evaluation_stay_so():
+    original = plain().train()
+    original.model.layers[1].mlp.eval()
+    before = [part.training for part in original.modules()]
+    convert(original, n_blocks=2)
+    assert [part.training for part in original.modules()] == before
+
+
 def test_weights_are_copied_where_that_is_asked_for():
     original = plain(tie_word_embeddings=True)
     original.lm_head.weight.requires_grad_(False)
