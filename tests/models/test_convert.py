@@ -198,6 +198,14 @@ def test_parts_that_are_frozen_in_evaluation_stay_so():
     assert [part.training for part in original.modules()] == before
 
 
+def test_a_model_with_fewer_places_than_the_self_test_has_tokens():
+    reports = []
+    convert(
+        tiny_families.plain("gpt2", max_position_embeddings=9), n_blocks=2, report=reports.append
+    )
+    assert reports[0].n_positions == 18
+
+
 def test_weights_are_copied_where_that_is_asked_for():
     original = plain(tie_word_embeddings=True)
     original.lm_head.weight.requires_grad_(False)
