@@ -216,6 +216,8 @@ def with_weights_of(
         tensors |= {f"residual.{name}": p for name, p in new.residual.named_parameters()}
     _put(new, tensors)
     new.generation_config = copy.deepcopy(model.generation_config)
+    if model.is_activation_checkpointing:
+        new.activation_checkpointing_enable({"use_reentrant": False})
     return new.train(model.training)
 
 

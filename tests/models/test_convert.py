@@ -206,6 +206,18 @@ def test_a_model_with_fewer_places_than_the_self_test_has_tokens():
     assert reports[0].n_positions == 18
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_activation_checkpointing_stays_on(family):
+    original = tiny_families.plain(family).train()
+    assert not convert(original, n_blocks=2).is_activation_checkpointing
+    original.activation_checkpointing_enable()
+    converted = convert(original, n_blocks=2)
+    for model in (converted, change_form(converted, "sum"), revert(converted)):
+        assert model.is_activation_checkpointing
+        assert model.training
+    assert backward(converted).keys() > backward(revert(converted)).keys()
+
+
 def test_weights_are_copied_where_that_is_asked_for():
     original = plain(tie_word_embeddings=True)
     original.lm_head.weight.requires_grad_(False)
