@@ -144,6 +144,12 @@ def _check_plain(model: Any) -> None:
     if not isinstance(model, PreTrainedModel) or not isinstance(config, PreTrainedConfig):
         raise ValueError(f"a causal LM of transformers is needed, got a {type(model).__name__}")
     family_of(config)
+    devices = {str(tensor.device) for tensor in model.state_dict().values()}
+    if "meta" in devices or len(devices) > 1:
+        raise ValueError(
+            f"the weights are on {', '.join(sorted(devices))}: convert needs them on one device, "
+            "none offloaded; a device map is for loading what save_pretrained wrote"
+        )
     if _quantization(config) not in (None, "gguf"):
         raise ValueError(f"the weights are quantised by {_quantization(config)}: load them without")
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]

@@ -218,6 +218,14 @@ def test_activation_checkpointing_stays_on(family):
     assert backward(converted).keys() > backward(revert(converted)).keys()
 
 
+@pytest.mark.parametrize("part", ["lm_head", "model.layers.1"])
+def test_weights_without_values_on_one_device_are_refused(part):
+    original = plain()
+    original.get_submodule(part).to("meta")
+    with pytest.raises(ValueError, match="weights are on cpu, meta: convert needs them on one"):
+        convert(original, n_blocks=2)
+
+
 def test_weights_are_copied_where_that_is_asked_for():
     original = plain(tie_word_embeddings=True)
     original.lm_head.weight.requires_grad_(False)
