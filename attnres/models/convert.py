@@ -82,7 +82,8 @@ def convert(
     report(found)
     if config.residual["method"] == "centered" and not found.is_equal:
         raise ValueError(
-            "the centered form is not the model bit for bit, so its adapter is wrong: logits "
+            "the centered form is not the model bit for bit, so its adapter is wrong, or the model "
+            "gives NaN or has hooks or changes that its config and weights do not show: logits "
             f"differ by up to {found.largest_difference}"
         )
     return converted

@@ -198,14 +198,6 @@ def test_parts_that_are_frozen_in_evaluation_stay_so():
     assert [part.training for part in original.modules()] == before
 
 
-def test_a_model_with_fewer_places_than_the_self_test_has_tokens():
-    reports = []
-    convert(
-        tiny_families.plain("gpt2", max_position_embeddings=9), n_blocks=2, report=reports.append
-    )
-    assert reports[0].n_positions == 18
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_activation_checkpointing_stays_on(family):
     original = tiny_families.plain(family).train()
@@ -216,6 +208,14 @@ def test_activation_checkpointing_stays_on(family):
         assert model.is_activation_checkpointing
         assert model.training
     assert backward(converted).keys() > backward(revert(converted)).keys()
+
+
+def test_a_model_with_fewer_places_than_the_self_test_has_tokens():
+    reports = []
+    convert(
+        tiny_families.plain("gpt2", max_position_embeddings=9), n_blocks=2, report=reports.append
+    )
+    assert reports[0].n_positions == 18
 
 
 @pytest.mark.parametrize("part", ["lm_head", "model.layers.1"])
@@ -318,7 +318,7 @@ def test_a_wrong_adapter_shows(monkeypatch):
     monkeypatch.setattr(
         Branch, "run", lambda self, layer, h_BTD, context: layer.mlp(h_BTD) * 1.00001
     )
-    with pytest.raises(ValueError, match=r"adapter is wrong: logits differ by up to \d"):
+    with pytest.raises(ValueError, match=r"adapter is wrong, .*: logits differ by up to \d"):
         convert(plain(), n_blocks=2)
 
 
