@@ -74,7 +74,11 @@ def save_whole(model: Any, tokenizer: Any | None, folder: Path) -> None:
 
 
 def check_new(folder: Path) -> None:
-    if folder.exists():
+    """ValueError for what is there already, or in a place where no folder can be made."""
+    parent = next(path for path in folder.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"{folder} cannot be made: {parent} is no folder that can be written to")
+    if os.path.lexists(folder):
         raise ValueError(f"{folder} exists: give a folder that does not; nothing was written")
 
 
@@ -159,6 +163,7 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # of any kind: half a file surprises every library in its own way
         is_said = isinstance(error, OSError | RuntimeError | ValueError)
-        reason = " ".join(str(error if is_said else repr(error)).split())
+        reason = str(error) if is_said else f"{type(error).__name__} {error}"
+        reason = " ".join(reason.split())
         named = reason if str(path) in reason else f"{path} cannot be loaded: {reason}"
         raise ValueError(named) from error

@@ -197,7 +197,7 @@ BREAK = {
         lambda f: change_weights(f, lambda tensors: tensors.pop("lm_head.weight")),
         "lacks 1 weights of the model, the first is lm_head.weight",
     ),
-    "an empty pickle": (lambda f: as_pickle(f, b""), "cannot be loaded: EOFError()"),
+    "an empty pickle": (lambda f: as_pickle(f, b""), "cannot be loaded: EOFError"),
     "no pickle": (lambda f: as_pickle(f, b"\x80\x02cos\nsystem\n."), "cannot be loaded"),
     "a family that is no name": (lambda f: edit(f / "config.json", model_type=[]), "is damaged"),
     "a size that is no number": (lambda f: edit(f / "config.json", hidden_size="x"), "hidden_size"),
@@ -241,6 +241,25 @@ def test_a_folder_that_exists_is_kept(call, folder):
     assert [path.name for path in Path("out").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("out", ["link", "file/out", "file/deep/out"])
+def test_a_place_that_cannot_be_written_is_said_before_the_model_is_loaded(call, out):
+    Path("link").symlink_to("nowhere")
+    Path("file").touch()
+    assert_one_line(
+        call("convert", "no model", "-o", out), out, "exists" if out == "link" else "no"
+    )
+    assert "no model at" not in call("convert", "no model", "-o", out)[2]
+
+
+def test_an_interrupted_conversion_is_not_said_to_resume(call, folder, monkeypatch):
+    def interrupt(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnres.models.pretrained.save_whole", interrupt)
+    status, _, err = call("convert", folder, "-o", "out")
+    assert (status, err) == (130, "\nattnres: interrupted\n")
+
+
 def test_a_failed_save_leaves_nothing(call, folder, monkeypatch):
     def fail(self, path):
         path.mkdir()
@@ -260,6 +279,7 @@ def test_a_failed_save_leaves_nothing(call, folder, monkeypatch):
         (["--n-blocks", "9"], "n_blocks=9 is more than the model's 6 sublayers"),
         (["--n-blocks", "2", "--layers-per-block", "1"], "exactly one of"),
         (["--form", "middle"], "middle"),
+        (["--lossy"], "lossy goes with --revert"),
         (["--dtype", "int8"], "int8"),
     ],
 )
