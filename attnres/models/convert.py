@@ -62,8 +62,9 @@ def convert(
 
     Raises:
         ValueError: no model of a supported family, or one with code or weights of its own, or with
-            weights on several devices or without values; a mean form where a sublayer reads the stream without a norm; a centered form whose
-            logits are not those of `model`, bit for bit.
+            weights on several devices or without values; a mean form where a sublayer reads the
+            stream without a norm; a centered form whose logits are not those of `model`, bit for
+            bit.
     """
     _check_plain(model)
     units = {

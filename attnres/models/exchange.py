@@ -64,9 +64,9 @@ def load_named(
             known but that there are as many readers here as there.
 
     Raises:
-        ValueError: not one tensor fits; a wrong shape or no values; more or fewer readers than the model has, or
-            the names of another project; a layout or an epsilon in `config` that is not the
-            model's.
+        ValueError: not one tensor fits; a wrong shape or no values; more or fewer readers than the
+            model has, or the names of another project; a layout or an epsilon in `config` that is
+            not the model's.
     """
     if config is not None:
         _check_config(model, config, names)
