@@ -43,7 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         fail(f"{error}: pip install 'attention-residuals[train,report]'")
     except KeyboardInterrupt:
-        print("\nattnres: interrupted; the same command resumes", file=sys.stderr)
+        resumes = "; the same command resumes" if name in RESUMED else ""
+        print(f"\nattnres: interrupted{resumes}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -164,6 +165,8 @@ def convert(arguments: list[str]) -> None:
     chosen = parse(Convert, "convert", convert, arguments)
     from attnres.models import pretrained
 
+    if chosen.lossy and not chosen.revert:
+        raise ValueError("--lossy goes with --revert")
     pretrained.check_new(chosen.output)
     _quiet_transformers()
     loaded = pretrained.load_pretrained(chosen.model, chosen.dtype)
@@ -279,6 +282,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "layout": layout,
 }
+RESUMED = ("demo", "train")  # commands that go on where they were interrupted
 
 
 def _overview() -> str:

@@ -34,6 +34,8 @@ from attnres.models.joined import Front, in_front, join_by
 from attnres.models.norms import scale_norm_eps
 from attnres.models.taps import Tap, chosen
 
+MAY_LACK = ("residual.", "lm_head.")  # of a plain checkpoint: readers, and the head of a base model
+
 
 class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
     """A model of a supported transformers family whose sublayers are joined by a residual method.
@@ -179,7 +181,7 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         )
         model, info = loaded
         check_config(path, saved, model.config)  # keywords may have changed it
-        check_weights(path, info)
+        check_weights(path, info, MAY_LACK if is_plain(saved) or not saved else ())
         return loaded if asked_for_info else model
 
 

@@ -80,14 +80,16 @@ def check_config(path: Any, saved: Mapping[str, Any], config: AttnResCausalLMCon
         config.check_residual_state(saved["residual_state"])
 
 
-def check_weights(path: Any, info: Mapping[str, Any]) -> None:
-    """ValueError where weights were missing or left over, by the loading info of transformers.
+def check_weights(path: Any, info: Mapping[str, Any], may_lack: tuple[str, ...] = ()) -> None:
+    """ValueError where weights do not fit, are missing or left over.
 
-    Readers that a checkpoint lacks have their start values, and a base model has no head.
+    Args:
+        info: the loading info of transformers.
+        may_lack: beginnings of the names of weights that then keep their start values.
     """
-    missing = [
-        name for name in info["missing_keys"] if not name.startswith(("residual.", "lm_head."))
-    ]
+    for name, given, expected in sorted(info["mismatched_keys"]):
+        raise ValueError(f"{path}: {name} has shape {[*given]}, by the config it has {[*expected]}")
+    missing = [name for name in info["missing_keys"] if not name.startswith(may_lack)]
     for names, what in (
         (missing, "lacks {} weights of the model"),
         (info["unexpected_keys"], "has {} weights that the model lacks"),

@@ -50,8 +50,8 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         _refuse_settings_of_the_residual(kwargs)
         _check_text_config(self.text_config)
-        attention = getattr(self.text_config, "_attn_implementation", None)
-        kwargs.setdefault("attn_implementation", attention)
+        for name in ("attn_implementation", "experts_implementation"):  # else None, in both configs
+            kwargs.setdefault(name, getattr(self.text_config, f"_{name}", None))
         super().__post_init__(**kwargs)
         text: Any = self.text_config
         self.tie_word_embeddings = text.tie_word_embeddings

@@ -61,9 +61,10 @@ def convert(
         report: called with what the self-test found, on random tokens.
 
     Raises:
-        ValueError: no model of a supported family, or one with code or weights of its own; a
-            mean form where a sublayer reads the stream without a norm; a centered form whose
-            logits are not those of `model`, bit for bit.
+        ValueError: no model of a supported family, or one with code or weights of its own, or with
+            weights on several devices or without values; a mean form where a sublayer reads the
+            stream without a norm; a centered form whose logits are not those of `model`, bit for
+            bit.
     """
     _check_plain(model)
     units = {
@@ -82,7 +83,8 @@ def convert(
     report(found)
     if config.residual["method"] == "centered" and not found.is_equal:
         raise ValueError(
-            "the centered form is not the model bit for bit, so its adapter is wrong: logits "
+            "the centered form is not the model bit for bit, so its adapter is wrong, or the model "
+            "gives NaN or has hooks or changes that its config and weights do not show: logits "
             f"differ by up to {found.largest_difference}"
         )
     return converted
@@ -144,6 +146,12 @@ def _check_plain(model: Any) -> None:
     if not isinstance(model, PreTrainedModel) or not isinstance(config, PreTrainedConfig):
         raise ValueError(f"a causal LM of transformers is needed, got a {type(model).__name__}")
     family_of(config)
+    devices = {str(tensor.device) for tensor in model.state_dict().values()}
+    if "meta" in devices or len(devices) > 1:
+        raise ValueError(
+            f"the weights are on {', '.join(sorted(devices))}: convert needs them on one device, "
+            "none offloaded; a device map is for loading what save_pretrained wrote"
+        )
     if _quantization(config) not in (None, "gguf"):
         raise ValueError(f"the weights are quantised by {_quantization(config)}: load them without")
     kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
@@ -216,6 +224,8 @@ def with_weights_of(
         tensors |= {f"residual.{name}": p for name, p in new.residual.named_parameters()}
     _put(new, tensors)
     new.generation_config = copy.deepcopy(model.generation_config)
+    if model.is_activation_checkpointing:
+        new.activation_checkpointing_enable({"use_reentrant": False})
     return new.train(model.training)
 
 

@@ -64,9 +64,9 @@ def load_named(
             known but that there are as many readers here as there.
 
     Raises:
-        ValueError: not one tensor fits; a wrong shape; more or fewer readers than the model has, or
-            the names of another project; a layout or an epsilon in `config` that is not the
-            model's.
+        ValueError: not one tensor fits; a wrong shape or no values; more or fewer readers than the
+            model has, or the names of another project; a layout or an epsilon in `config` that is
+            not the model's.
     """
     if config is not None:
         _check_config(model, config, names)
@@ -201,6 +201,8 @@ def _as(like: Tensor, ours: str, tensor: Tensor) -> Tensor:
         raise ValueError(
             f"{ours} has shape {list(like.shape)}, in the checkpoint {[*tensor.shape]}"
         )
+    if tensor.is_meta:
+        raise ValueError(f"{ours} is on the meta device in the checkpoint: it has no values")
     return tensor.reshape(like.shape)
 
 

@@ -20,6 +20,11 @@ from attnres.models.convert import plain_config, with_weights_of
 from attnres.models.families import check_family
 
 SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct, as a package ships it
+LOADING_SETTINGS: dict[str, Any] = {
+    "local_files_only": True,
+    "output_loading_info": True,
+    "ignore_mismatched_sizes": True,  # check_weights names them, transformers logs them
+}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -46,13 +51,9 @@ def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
     kind: Any = AttnResForCausalLM if saved["model_type"] == "attnres" else AutoModelForCausalLM
     with _one_line(path):
         model, info = kind.from_pretrained(
-            path,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
+            path, dtype=dtype, trust_remote_code=False, **LOADING_SETTINGS
         )
-    check_weights(path, info)
+        check_weights(path, info)
     return Pretrained(model.eval(), _tokenizer(path))
 
 
@@ -73,7 +74,11 @@ def save_whole(model: Any, tokenizer: Any | None, folder: Path) -> None:
 
 
 def check_new(folder: Path) -> None:
-    if folder.exists():
+    """ValueError for what is there already, or in a place where no folder can be made."""
+    parent = next(path for path in folder.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"{folder} cannot be made: {parent} is no folder that can be written to")
+    if os.path.lexists(folder):
         raise ValueError(f"{folder} exists: give a folder that does not; nothing was written")
 
 
@@ -99,10 +104,15 @@ def _smollm2() -> Path:
 def _load_gguf(path: Path, dtype: str) -> Pretrained:
     if importlib.util.find_spec("gguf") is None:
         raise ValueError("a GGUF file needs gguf: pip install 'attention-residuals[pretrained]'")
-    settings: Any = {"gguf_file": path.name, "local_files_only": True}
     with _one_line(path):
-        loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **settings)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, **settings)
+        kind: Any = AutoModelForCausalLM
+        loaded, info = kind.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=dtype, **LOADING_SETTINGS
+        )
+        check_weights(path, info)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name, local_files_only=True
+        )
     check_family(loaded.config.model_type)
     config = plain_config(loaded.config)  # one marked as GGUF cannot be saved
     return Pretrained(with_weights_of(loaded, type(loaded), config).eval(), tokenizer)
@@ -117,17 +127,26 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} has no config.json, so it is no saved model, or half of one")
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
-        family = saved["model_type"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is damaged: it names no model_type") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    family = saved.get("model_type") if isinstance(saved, dict) else None
+    if not isinstance(family, str):
+        raise ValueError(f"{file} is damaged: it names no model_type")
+    if family != "attnres":
+        _check_plain(path, saved)
+    return saved
+
+
+def _check_plain(path: Path, saved: dict[str, Any]) -> None:
+    """ValueError for a family without an adapter, or what would need more than its weights."""
     try:
-        if family != "attnres":
-            check_family(family)
+        check_family(saved["model_type"])
     except ValueError as error:
         if "auto_map" in saved:
             raise ValueError(f"{path} wants to run code of its own, which is never run") from error
         raise
-    return saved
+    if saved.get("quantization_config"):
+        raise ValueError(f"the weights of {path} are quantised: give those that are not")
 
 
 def _tokenizer(path: Path) -> Any | None:
@@ -140,11 +159,11 @@ def _tokenizer(path: Path) -> Any | None:
 @contextmanager
 def _one_line(path: Path) -> Iterator[None]:
     """What loading raises, as a ValueError of one line that names the path."""
-    from safetensors import SafetensorError
-
     try:
         yield
-    except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # of any kind: half a file surprises every library in its own way
+        is_said = isinstance(error, OSError | RuntimeError | ValueError)
+        reason = str(error) if is_said else f"{type(error).__name__} {error}"
+        reason = " ".join(reason.split())
         named = reason if str(path) in reason else f"{path} cannot be loaded: {reason}"
         raise ValueError(named) from error

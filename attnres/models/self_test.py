@@ -87,9 +87,10 @@ def self_test(
 
 def _random_tokens(model: Any) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    vocab_size = model.config.text_config.vocab_size
-    tokens_BT = torch.randint(vocab_size, (N_SEQUENCES, N_TOKENS), generator=generator)
-    return tokens_BT.to(model.device)
+    text = model.config.text_config
+    n_tokens = min(N_TOKENS, getattr(text, "max_position_embeddings", N_TOKENS))
+    size = (N_SEQUENCES, n_tokens)
+    return torch.randint(text.vocab_size, size, generator=generator).to(model.device)
 
 
 def _logits_and_squares(model: Any, tokens_BT: Tensor) -> tuple[Tensor, list[float]]:
@@ -139,9 +140,10 @@ def _hazards(original: Any, converted: Any, squares: list[float]) -> tuple[ReadH
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
+    training = [part for part in model.modules() if part.training]  # not all may be
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for part in training:
+            part.training = True

@@ -25,11 +25,12 @@ def stream_text(
         raise ValueError(
             f"n_tokens is positive and temperature at least 0, got {n_tokens} and {temperature}"
         )
+    prompt.encode()  # a ValueError for what is no text, such as bytes that are no UTF-8
     inputs = tokenizer(prompt, return_tensors="pt")
     n_prompt = inputs["input_ids"].shape[1]
     if not n_prompt:
         raise ValueError("the prompt is empty")
-    n_places = getattr(model.config.text_config, "max_position_embeddings", math.inf)
+    n_places = getattr(model.config, "max_position_embeddings", math.inf)
     if n_prompt + n_tokens > n_places:
         raise ValueError(
             f"{n_prompt} tokens of the prompt and {n_tokens} more are more than the model's "

@@ -165,6 +165,21 @@ def test_one_missing_weight_is_refused(tmp_path):
     assert_refused("lacks 1 weights", None, config=config(), state_dict=state)
 
 
+@pytest.mark.parametrize("name", ["residual.readers.2.query", "lm_head.weight"])
+def test_what_a_plain_checkpoint_may_lack_is_missed_in_one_of_ours(name, tmp_path):
+    model = build()
+    state = {key: tensor for key, tensor in model.state_dict().items() if key != name}
+    model.save_pretrained(tmp_path, state_dict=state)
+    assert_refused(f"lacks 1 weights of the model, the first is {name}", tmp_path)
+
+
+def test_a_weight_of_another_shape_is_refused_by_its_name(tmp_path):
+    build().save_pretrained(tmp_path)
+    match = r"mlp.down_proj.weight has shape \[32, 48\], by the config it has \[32, 64\]"
+    changed = {"text_config": {"intermediate_size": 64}, "ignore_mismatched_sizes": True}
+    assert_refused(match, tmp_path, **changed)
+
+
 def test_weights_that_the_model_has_no_place_for_are_refused(tmp_path):
     source = plain()
     state = {**source.state_dict(), "model.layers.0.mlp.up_proj.bias": torch.zeros(48)}

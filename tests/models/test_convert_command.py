@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import build, plain, randomise_readers, tokens
 from tiny_runs import recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -167,6 +168,17 @@ def local_family_with_remote_code(folder: Path) -> None:
     (folder / "mine.py").write_text("open('run', 'w')")
 
 
+def change_weights(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def as_pickle(folder: Path, data: bytes) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(data)
+
+
 BREAK = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "half a config": (lambda f: (f / "config.json").write_text('{"mod'), "config.json is damaged"),
@@ -177,7 +189,27 @@ BREAK = {
         ),
         "cannot be loaded",
     ),
-    "another size": (lambda f: edit(f / "config.json", intermediate_size=64), "plain"),
+    "another size": (
+        lambda f: edit(f / "config.json", intermediate_size=64),
+        "model.layers.0.mlp.down_proj.weight has shape [32, 48], by the config it has [32, 64]",
+    ),
+    "no head": (
+        lambda f: change_weights(f, lambda tensors: tensors.pop("lm_head.weight")),
+        "lacks 1 weights of the model, the first is lm_head.weight",
+    ),
+    "an empty pickle": (lambda f: as_pickle(f, b""), "cannot be loaded: EOFError"),
+    "no pickle": (lambda f: as_pickle(f, b"\x80\x02cos\nsystem\n."), "cannot be loaded"),
+    "a family that is no name": (lambda f: edit(f / "config.json", model_type=[]), "is damaged"),
+    "a size that is no number": (lambda f: edit(f / "config.json", hidden_size="x"), "hidden_size"),
+    "no heads": (lambda f: edit(f / "config.json", num_attention_heads=0), "cannot be loaded"),
+    "a tokenizer that is none": (
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        "cannot be loaded",
+    ),
+    "quantised": (
+        lambda f: edit(f / "config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+        "are quantised: give those that are not",
+    ),
     "more layers": (lambda f: edit(f / "config.json", num_hidden_layers=4), "lacks 9 weights"),
     "fewer layers": (lambda f: edit(f / "config.json", num_hidden_layers=2), "has 9 weights that"),
     "no adapter": (lambda f: edit(f / "config.json", model_type="opt"), "no adapter for"),
@@ -209,6 +241,25 @@ def test_a_folder_that_exists_is_kept(call, folder):
     assert [path.name for path in Path("out").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("out", ["link", "file/out", "file/deep/out"])
+def test_a_place_that_cannot_be_written_is_said_before_the_model_is_loaded(call, out):
+    Path("link").symlink_to("nowhere")
+    Path("file").touch()
+    assert_one_line(
+        call("convert", "no model", "-o", out), out, "exists" if out == "link" else "no"
+    )
+    assert "no model at" not in call("convert", "no model", "-o", out)[2]
+
+
+def test_an_interrupted_conversion_is_not_said_to_resume(call, folder, monkeypatch):
+    def interrupt(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnres.models.pretrained.save_whole", interrupt)
+    status, _, err = call("convert", folder, "-o", "out")
+    assert (status, err) == (130, "\nattnres: interrupted\n")
+
+
 def test_a_failed_save_leaves_nothing(call, folder, monkeypatch):
     def fail(self, path):
         path.mkdir()
@@ -228,6 +279,7 @@ def test_a_failed_save_leaves_nothing(call, folder, monkeypatch):
         (["--n-blocks", "9"], "n_blocks=9 is more than the model's 6 sublayers"),
         (["--n-blocks", "2", "--layers-per-block", "1"], "exactly one of"),
         (["--form", "middle"], "middle"),
+        (["--lossy"], "lossy goes with --revert"),
         (["--dtype", "int8"], "int8"),
     ],
 )
@@ -248,10 +300,31 @@ def test_an_edited_config_of_a_converted_folder_is_refused(call, converted):
     assert_one_line(call("generate", converted, PROMPT), "but the model was made with", "[3, 3]")
 
 
+@pytest.mark.parametrize("name", ["residual.readers.3.query", "lm_head.weight"])
+def test_a_converted_folder_that_lacks_a_weight_is_refused(call, converted, name):
+    change_weights(converted, lambda tensors: tensors.pop(name))
+    assert_one_line(
+        call("generate", converted, PROMPT), f"lacks 1 weights of the model, the first is {name}"
+    )
+
+
+def test_half_a_gguf_file_is_one_line(call):
+    for n_bytes in (0, 4, 30):
+        Path("half.gguf").write_bytes((b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(13))[:n_bytes])
+        assert_one_line(call("convert", "half.gguf", "-o", "out"), "half.gguf cannot be loaded")
+
+
+def test_generate_takes_a_plain_model(call, folder, converted):
+    plain_text = call("generate", folder, PROMPT, "--n-tokens", 12)
+    assert plain_text == call("generate", converted, PROMPT, "--n-tokens", 12)
+    assert plain_text[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([""], "prompt is empty"),
+        (["\udcff"], "can't encode"),
         ([PROMPT, "--n-tokens", "0"], "n_tokens is positive"),
         ([PROMPT, "--temperature", "-1"], "temperature at least 0"),
         ([PROMPT, "--n-tokens", "60"], "7 tokens of the prompt and 60 more .* model's 64 places"),

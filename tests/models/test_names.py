@@ -380,3 +380,11 @@ def test_the_example_of_the_page_on_names_runs(capsys):
     report, block = capsys.readouterr().out.splitlines()
     assert report.startswith("55 tensors loaded by the names of kimi_k3. Missing")
     assert block == "{'attnres_block_size': 4, 'norm_eps': 1e-05}"
+
+
+def test_a_tensor_without_values_is_refused():
+    model = build(residual="full")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = {key: torch.zeros_like(tensor) for key, tensor in model.state_dict().items()}
+    tensors[name] = tensors[name].to("meta")
+    assert_load_refused(f"{name} is on the meta device", model, tensors, "ours")
