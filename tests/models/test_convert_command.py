@@ -1,5 +1,6 @@
 """`attnres convert` and `attnres generate` on local folders; one line for each bad input."""
 
+import importlib.util
 import json
 import re
 import shutil
@@ -308,6 +309,7 @@ def test_a_converted_folder_that_lacks_a_weight_is_refused(call, converted, name
     )
 
 
+@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="needs gguf: make pretrained")
 def test_half_a_gguf_file_is_one_line(call):
     for n_bytes in (0, 4, 30):
         Path("half.gguf").write_bytes((b"GGUF\3\0\0\0" + bytes(8) + b"\1" + bytes(13))[:n_bytes])
