@@ -54,16 +54,16 @@ def evaluate(
 
 def table(found: dict[str, Any]) -> str:
     """A row a metric."""
-    from lm_eval.utils import make_table  # pyright: ignore
+    from lm_eval.utils import make_table  # pyright: ignore  an optional package
 
     return make_table(found)
 
 
 def _harness() -> tuple[Any, Any, Any]:
     try:
-        from lm_eval import simple_evaluate  # pyright: ignore
-        from lm_eval.models.huggingface import HFLM  # pyright: ignore
-        from lm_eval.tasks import TaskManager  # pyright: ignore
+        from lm_eval import simple_evaluate  # pyright: ignore  an optional package
+        from lm_eval.models.huggingface import HFLM  # pyright: ignore  an optional package
+        from lm_eval.tasks import TaskManager  # pyright: ignore  an optional package
     except ModuleNotFoundError as error:
         raise ValueError(
             f"evaluating needs {error.name}: pip install 'attention-residuals[eval]'"

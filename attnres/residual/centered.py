@@ -45,16 +45,6 @@ class Centered(AttendsOverDepth[CenteredState]):
         ValueError: as `AttnRes`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        layout: BlockLayout,
-        eps: float = 1e-6,
-        impl: str | None = None,
-        share_gradients: bool = True,
-    ):
-        super().__init__(dim, layout, eps, impl, share_gradients)
-
     def start(self, embed_BTD: Tensor) -> CenteredState:
         return CenteredState(blocks=(self.as_source(embed_BTD),), stream_BTD=embed_BTD)
 

@@ -87,7 +87,12 @@ class AttendsOverDepth(Residual[State]):
     """
 
     def __init__(
-        self, dim: int, layout: BlockLayout, eps: float, impl: str | None, share_gradients: bool
+        self,
+        dim: int,
+        layout: BlockLayout,
+        eps: float = 1e-6,
+        impl: str | None = None,
+        share_gradients: bool = True,
     ):
         super().__init__()
         check_count("dim", dim)

@@ -27,16 +27,6 @@ class Summed(AttendsOverDepth[DepthState]):
         ValueError: as `AttnRes`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        layout: BlockLayout,
-        eps: float = 1e-6,
-        impl: str | None = None,
-        share_gradients: bool = True,
-    ):
-        super().__init__(dim, layout, eps, impl, share_gradients)
-
     def start(self, embed_BTD: Tensor) -> DepthState:
         return DepthState(blocks=(self.as_source(embed_BTD),))
 

@@ -73,8 +73,8 @@ def task(tmp_path) -> str:
 
 def answers(folder: str) -> dict[str, Any]:
     """What the `hf` model type of the harness answers."""
-    from lm_eval.api.instance import Instance  # pyright: ignore
-    from lm_eval.models.huggingface import HFLM  # pyright: ignore
+    from lm_eval.api.instance import Instance  # pyright: ignore  optional
+    from lm_eval.models.huggingface import HFLM  # pyright: ignore  optional
 
     model = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=2)
     requests: dict[str, list[Any]] = {
@@ -85,7 +85,7 @@ def answers(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"max_length": model.max_length}
     for kind, all_arguments in requests.items():
         instances: Any = [
-            Instance(request_type=kind, doc={}, arguments=arguments, idx=i)  # pyright: ignore
+            Instance(request_type=kind, doc={}, arguments=arguments, idx=i)  # pyright: ignore  untyped
             for i, arguments in enumerate(all_arguments)
         ]
         found[kind] = getattr(model, kind)(instances, disable_tqdm=True)

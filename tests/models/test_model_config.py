@@ -128,7 +128,7 @@ def test_a_text_config_by_name_is_refused():
 
 def test_a_model_of_a_plain_config_is_refused():
     with pytest.raises(ValueError, match=r"LlamaConfig: give AttnResCausalLMConfig\(text_config="):
-        AttnResForCausalLM(LlamaConfig())  # pyright: ignore
+        AttnResForCausalLM(LlamaConfig())  # pyright: ignore  that is the mistake
 
 
 def test_what_only_the_text_config_says_is_read_and_set_there():

@@ -28,7 +28,7 @@ def trained(form: str = "centered") -> Any:
 
 
 def quantised(folder: Any) -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig  # pyright: ignore
+    from torchao.quantization import Int8WeightOnlyConfig  # pyright: ignore  optional
 
     config = TorchAoConfig(Int8WeightOnlyConfig())
     return AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).eval()

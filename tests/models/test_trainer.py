@@ -28,7 +28,7 @@ def trainer_of(model: Any, folder: Path, *, n_steps: int = 3, **settings: Any) -
         "disable_tqdm": True,
     }
     arguments = TrainingArguments(**{**arguments, **settings})
-    return Trainer(model=model, args=arguments, train_dataset=rows)  # pyright: ignore
+    return Trainer(model=model, args=arguments, train_dataset=rows)  # pyright: ignore  a list will do
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

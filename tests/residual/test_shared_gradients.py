@@ -59,7 +59,7 @@ class Stack(nn.Module):
     def forward(self, embed_BTD: Tensor) -> Tensor:
         state = self.residual.start(torch.sin(embed_BTD))
         for layer in self.layers:
-            state = self.run_layer(layer, state)  # type: ignore[arg-type]
+            state = self.run_layer(layer, state)  # type: ignore[arg-type]  a state of tensors
         return self.residual.finish(state)
 
 
@@ -103,8 +103,8 @@ def test_a_stack_has_the_gradients_of_autograd(method, filled):
 def test_a_finished_source_gets_one_gradient_a_group_of_readers(method, filled):
     stack = Stack(method, share_gradients=True).double()
     _backward(stack)
-    n_blocks = stack.residual.layout.n_blocks  # type: ignore[union-attr]
-    assert filled.count(False) == 1 + n_blocks  # type: ignore[operator]
+    n_blocks = stack.residual.layout.n_blocks  # type: ignore[union-attr]  it has one
+    assert filled.count(False) == 1 + n_blocks  # type: ignore[operator]  a number
     if isinstance(stack.residual, AttnRes):
         layout = stack.residual.layout
         n_finished = [1 + sum(end < d for end in layout.ends) for d in range(1, N_SUBLAYERS + 1)]
@@ -177,7 +177,7 @@ def test_full_backward_hooks_on_layers_and_sublayers(method, filled):
     found = {}
     for share, gradients in seen.items():
         stack = Stack(method, share_gradients=share).double()
-        for module in (*stack.layers, *(s for layer in stack.layers for s in layer.sublayers)):  # type: ignore
+        for module in (*stack.layers, *(s for layer in stack.layers for s in layer.sublayers)):  # type: ignore  modules
             module.register_full_backward_hook(
                 lambda _, grads_in, grads_out, gradients=gradients: gradients.extend(
                     g.clone() for g in (*grads_in, *grads_out) if isinstance(g, Tensor)
