@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar
 
 from attnres.residual import ResidualConfig, format_residual, parse_residual
 
@@ -56,7 +56,7 @@ def _registry() -> Any:
 
     @registry.primitive_rule
     def residual(type_info: Any) -> Any:
-        if set(get_args(type_info.type)) != set(get_args(ResidualConfig)):
+        if type_info.type is not ResidualConfig:
             return None
         return PrimitiveConstructorSpec(
             nargs=1,

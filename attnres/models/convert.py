@@ -26,7 +26,7 @@ from attnres.models.families import family_of
 from attnres.models.self_test import ConversionReport, self_test
 from attnres.residual import AttnResConfig, CenteredConfig, ResidualConfig, SummedConfig
 
-FORMS: dict[str, type[ResidualConfig]] = {
+FORMS: dict[str, Any] = {
     "centered": CenteredConfig,
     "sum": SummedConfig,
     "mean": AttnResConfig,

@@ -70,7 +70,8 @@ def check_stream(stream_D: Tensor, source: Tensor) -> None:
 
 def check_eps(eps: float) -> None:
     """ValueError for an epsilon that is negative or no finite number."""
-    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+    is_number = isinstance(eps, int | float) and not isinstance(eps, bool)
+    if not is_number or not 0 <= eps < math.inf:
         raise ValueError(f"eps must be finite and not negative, got {eps!r}")
 
 

@@ -1,16 +1,16 @@
 """How sublayers are joined over depth: one file a method."""
 
 from attnres.residual.attn_res import AttnRes, AttnResConfig, DepthState
-from attnres.residual.base import Residual
+from attnres.residual.base import Mix, Residual, ResidualConfig, Traffic, Tuning, Ways
 from attnres.residual.centered import Centered, CenteredConfig, CenteredState
 from attnres.residual.config import (
     RESIDUALS,
-    ResidualConfig,
     format_residual,
     parse_residual,
     residual_from_json,
     residual_to_json,
 )
+from attnres.residual.coordinates import with_coordinate
 from attnres.residual.depth_reader import DepthReader
 from attnres.residual.standard import Standard, StandardConfig
 from attnres.residual.summed import Summed, SummedConfig
@@ -25,17 +25,22 @@ __all__ = [
     "CenteredState",
     "DepthReader",
     "DepthState",
+    "Mix",
     "Residual",
     "ResidualConfig",
     "Standard",
     "StandardConfig",
     "Summed",
     "SummedConfig",
+    "Traffic",
+    "Tuning",
     "TwoPhase",
     "TwoPhaseConfig",
     "TwoPhaseState",
+    "Ways",
     "format_residual",
     "parse_residual",
     "residual_from_json",
     "residual_to_json",
+    "with_coordinate",
 ]

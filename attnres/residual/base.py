@@ -12,11 +12,23 @@ sublayer must not change its input in place, which may be part of the state.
 """
 
 from abc import ABC, abstractmethod
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
 State = TypeVar("State")
+
+
+class Ways(NamedTuple):
+    """What an attention sublayer reads where query, key and value each have a mix, BTD."""
+
+    query_BTD: Tensor
+    key_BTD: Tensor
+    value_BTD: Tensor
+
+
+Mix = Tensor | Ways
+Start = Literal["standard", "multiple", "other"]
 
 
 class Parts(NamedTuple):
@@ -59,6 +71,29 @@ def parts_of(out_BTD: Output, like_BTD: Tensor, depth: int) -> tuple[Tensor, ...
     return tuple(part_BTD.to(like_BTD.dtype) for part_BTD in parts)
 
 
+class Traffic(NamedTuple):
+    """Vectors of D numbers a token that a fused implementation moves, the sublayer's own apart.
+
+    `n_read` and `n_written` count a source that serves as key and as value once. Scalars a token
+    are left out.
+    """
+
+    n_read: float
+    n_written: float
+
+    @property
+    def total(self) -> float:
+        return self.n_read + self.n_written
+
+
+class Tuning(NamedTuple):
+    """Parameters of a residual that an optimiser treats alike."""
+
+    names: tuple[str, ...]  # as in `named_parameters`
+    lr_scale: float = 1.0  # over the learning rate of the model
+    is_decayed: bool = False
+
+
 class Residual(nn.Module, ABC, Generic[State]):
     """Abstract; every method is a final class.
 
@@ -73,8 +108,11 @@ class Residual(nn.Module, ABC, Generic[State]):
         """State before the first sublayer."""
 
     @abstractmethod
-    def read(self, state: State, depth: int) -> tuple[Tensor, State]:
-        """Input of the sublayer at `depth`, BTD, and the state that goes on."""
+    def read(self, state: State, depth: int) -> tuple[Any, State]:
+        """Input of the sublayer at `depth`, BTD, and the state that goes on.
+
+        The input is a tensor, or `Ways` where `has_ways(depth)`.
+        """
 
     @abstractmethod
     def write(self, state: State, depth: int, out_BTD: Output) -> State:
@@ -91,6 +129,16 @@ class Residual(nn.Module, ABC, Generic[State]):
         By functions of `torch.nn.init`: transformers has these skip what a checkpoint gave.
         """
 
+    @property
+    def starts_as(self) -> Start:
+        """What every read is with the parameters that `reset_parameters` sets.
+
+        "standard": the sum of all outputs before it, as in `Standard`, to rounding. "multiple":
+        that sum times a positive number, which a norm takes away, up to its epsilon. "other":
+        neither, so that a pretrained model would be thrown off.
+        """
+        return "other"
+
     def is_untrained(self) -> bool:
         """Whether every query is zero, so that depth weights say nothing of what is read."""
         return False
@@ -105,3 +153,41 @@ class Residual(nn.Module, ABC, Generic[State]):
         `depth` equal to `n_sublayers` is the output read.
         """
         raise NotImplementedError(f"{type(self).__name__} has no depth weights")
+
+    def has_ways(self, depth: int) -> bool:
+        """Whether the sublayer at `depth` is an attention that gets `Ways`."""
+        return False
+
+    def mixing(self, state: State, depth: int) -> tuple[Tensor, State]:
+        """Row of the depth mixing matrix, [L+1, ...], and the state that goes on, as in `read`.
+
+            h_l = sum_{i<l} M[l, i] v_i                        arXiv:2603.15031, section 6
+
+        v_0 is the embedding, `depth` equal to `n_sublayers` the output read. The state has
+        coordinates: whatever was started or written with is `with_coordinate`. Where a read has
+        several ways, the row is that of the values; where channels have weights of their own, it is
+        the mean over channels. Optional: a method that mixes channels refuses.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no depth mixing matrix of scalars")
+
+    def traffic(self, depth: int) -> Traffic:
+        """What reading and writing at `depth` must move (optional, for the cost model)."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it moves")
+
+    def tuning(self) -> tuple[Tuning, ...]:
+        """How its parameters are trained; each is named once."""
+        names = tuple(name for name, _ in self.named_parameters())
+        return (Tuning(names),) if names else ()
+
+
+@runtime_checkable
+class ResidualConfig(Protocol):
+    """A frozen dataclass of plain values that builds a residual method."""
+
+    def build(self, dim: int, n_sublayers: int) -> Residual[Any]:
+        """The method over `n_sublayers` sublayers of width `dim`."""
+        ...
+
+    def describe(self, n_sublayers: int) -> dict[str, Any]:
+        """What decides the function of a model and shows in no tensor's shape, as JSON."""
+        ...

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnres.layout import BlockLayout
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, check_depth, parts_of
+from attnres.residual.base import Output, Start, Traffic, check_depth, parts_of
 from attnres.residual.depth_reader import AttendsOverDepth, DepthReader, layout_of, units_of
 
 
@@ -62,8 +62,21 @@ class Centered(AttendsOverDepth[CenteredState]):
     def finish(self, state: CenteredState) -> Tensor:
         return self._read(state, self.n_sublayers)
 
+    @property
+    def starts_as(self) -> Start:
+        return "standard"
+
     def stream(self, state: CenteredState) -> Tensor:
         return state.stream_BTD
+
+    def mixing(self, state: CenteredState, depth: int) -> tuple[Tensor, CenteredState]:
+        row, state = super().mixing(state, depth)
+        return len(state.sources) * row, state
+
+    def traffic(self, depth: int) -> Traffic:
+        """What `AttnRes` moves and, from the second sublayer on, the stream: read, and written."""
+        n_read, n_written = super().traffic(depth)
+        return Traffic(n_read + (1 if depth else 2), n_written + 1)
 
     def _read(self, state: CenteredState, depth: int) -> Tensor:
         reader = self.reader(state, depth)

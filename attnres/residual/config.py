@@ -1,22 +1,20 @@
 """Residual methods by name, for JSON and the command line.
 
-A config is a frozen dataclass of plain values with `build(dim, n_sublayers)`, which gives the
-method, and `describe(n_sublayers)`, a JSON object of what decides its function and shows in no
-tensor's shape.
+A method of your own joins by its config: `RESIDUALS["mine"] = MyConfig`.
 """
 
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, cast
 
 from attnres.layout import UNITS_IN_WORDS
 from attnres.residual.attn_res import AttnResConfig
+from attnres.residual.base import ResidualConfig
 from attnres.residual.centered import CenteredConfig
 from attnres.residual.standard import StandardConfig
 from attnres.residual.summed import SummedConfig
 from attnres.residual.two_phase import TwoPhaseConfig
 
-ResidualConfig = StandardConfig | AttnResConfig | TwoPhaseConfig | SummedConfig | CenteredConfig
-RESIDUALS: dict[str, type[ResidualConfig]] = {
+RESIDUALS: dict[str, Any] = {  # each a dataclass and a `ResidualConfig`
     "standard": StandardConfig,
     "attn_res": AttnResConfig,
     "two_phase": TwoPhaseConfig,
@@ -30,7 +28,8 @@ def residual_to_json(config: ResidualConfig) -> dict[str, Any]:
     if type(config) not in RESIDUALS.values():
         raise ValueError(f"no config of a residual method: {config!r}")
     (name,) = (name for name, kind in RESIDUALS.items() if type(config) is kind)
-    settings = {key: value for key, value in asdict(config).items() if value is not None}
+    given = asdict(cast(Any, config)).items()
+    settings = {key: value for key, value in given if value is not None}
     return {"method": name, **settings}
 
 
@@ -59,11 +58,11 @@ def parse_residual(text: str) -> ResidualConfig:
     data: dict[str, Any] = {"method": name}
     for setting in filter(None, settings.split(",")):
         key, equals, value = setting.partition("=")
-        if not equals:
+        if not (equals and value):
             raise ValueError(f"a setting reads name=value, got {setting!r} in {text!r}")
         if key in data:
             raise ValueError(f"{key!r} is given twice in {text!r}")
-        data[key] = _number(value, text)
+        data[key] = _value(value)
     return residual_from_json(data)
 
 
@@ -75,10 +74,12 @@ def format_residual(config: ResidualConfig) -> str:
     return f"{name}:{settings}" if settings else name
 
 
-def _number(value: str, text: str) -> int | float:
+def _value(text: str) -> int | float | bool | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in (int, float):
         try:
-            return kind(value)
+            return kind(text)
         except ValueError:
             continue
-    raise ValueError(f"a setting's value is a number, got {value!r} in {text!r}")
+    return text

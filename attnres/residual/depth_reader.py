@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from attnres.layout import UNITS, BlockLayout, check_count, one_unit
 from attnres.ops import centered_attention, depth_attention, depth_weights, merge, own
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, Residual, check_depth, parts_of
+from attnres.residual.base import Output, Residual, Start, Traffic, check_depth, parts_of
 
 
 class DepthReader(nn.Module):
@@ -99,6 +99,7 @@ class AttendsOverDepth(Residual[State]):
         check_eps(eps)
         if not isinstance(layout, BlockLayout):
             raise ValueError(f"layout must be a BlockLayout, got {layout!r}")
+        self.dim = dim
         self.layout = layout
         self.n_sublayers = layout.n_sublayers
         self.share_gradients = share_gradients
@@ -113,6 +114,10 @@ class AttendsOverDepth(Residual[State]):
         queries = [reader.query for reader in self.readers if isinstance(reader, DepthReader)]
         return not any(query.detach().any() for query in queries)
 
+    @property
+    def starts_as(self) -> Start:
+        return "multiple"
+
     def stream(self, state: State) -> Tensor:
         """The unfinished block's sum, or the sum of the block just finished."""
         return state.sources[-1]
@@ -120,6 +125,21 @@ class AttendsOverDepth(Residual[State]):
     def weights(self, state: State, depth: int) -> Tensor:
         check_depth(depth, self.n_sublayers)
         return self.reader(state, depth).weights(state.sources)
+
+    def mixing(self, state: State, depth: int) -> tuple[Tensor, State]:
+        check_depth(depth, self.n_sublayers)
+        vectors = [source_BTD[..., : self.dim] for source_BTD in state.sources]
+        alpha_SBT = self.reader(state, depth).weights(tuple(vectors))
+        rows = [source_BTD[..., self.dim :] for source_BTD in state.sources]
+        row_SBTD = torch.stack(rows).to(alpha_SBT.dtype)
+        return torch.einsum("s...,s...d->d...", alpha_SBT, row_SBTD), state
+
+    def traffic(self, depth: int) -> Traffic:
+        """Each source once for the mix, the output and its block's sum for the write."""
+        check_depth(depth, self.n_sublayers - 1)
+        begins = depth == 0 or self.layout.closes_after(depth - 1)
+        n_read, n_written = self.layout.n_sources(depth), int(depth > 0)
+        return Traffic(n_read + (0 if begins else 2), n_written + (0 if begins else 1))
 
     def reader(self, state: State, depth: int) -> DepthReader | FirstReader:
         """The reader at `depth`; ValueError where the state is not the one that it reads."""

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from attnres.layout import check_count
-from attnres.residual.base import Output, Residual, check_depth, parts_of
+from attnres.residual.base import Output, Residual, Start, Traffic, check_depth, parts_of
+from attnres.residual.coordinates import row_of_read
 
 
 class Standard(Residual[Tensor]):
@@ -36,8 +37,20 @@ class Standard(Residual[Tensor]):
     def reset_parameters(self) -> None:
         """There are none."""
 
+    @property
+    def starts_as(self) -> Start:
+        return "standard"
+
     def stream(self, state: Tensor) -> Tensor:
         return state
+
+    def mixing(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        return row_of_read(self, state, depth, state.shape[-1] - self.n_sublayers - 1)
+
+    def traffic(self, depth: int) -> Traffic:
+        """arXiv:2603.15031, table 1: 3."""
+        check_depth(depth, self.n_sublayers - 1)
+        return Traffic(n_read=2, n_written=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnres.layout import BlockLayout
 from attnres.ops.border import check_eps
 from attnres.residual.attn_res import DepthState
-from attnres.residual.base import Output, check_depth
+from attnres.residual.base import Output, Start, check_depth
 from attnres.residual.depth_reader import AttendsOverDepth, layout_of, units_of
 
 
@@ -39,6 +39,14 @@ class Summed(AttendsOverDepth[DepthState]):
 
     def finish(self, state: DepthState) -> Tensor:
         return self._read(state, self.n_sublayers)
+
+    @property
+    def starts_as(self) -> Start:
+        return "standard"
+
+    def mixing(self, state: DepthState, depth: int) -> tuple[Tensor, DepthState]:
+        row, state = super().mixing(state, depth)
+        return len(state.sources) * row, state
 
     def _read(self, state: DepthState, depth: int) -> Tensor:
         mix_BTD = self.reader(state, depth)(state.sources)

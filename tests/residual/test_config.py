@@ -71,8 +71,10 @@ def test_reading_json_does_not_change_it():
         ("", "no residual method ''; there are: standard, attn_res, two_phase, sum, cen"),
         ("standard:eps=0", "'standard' has no setting 'eps'; it has: none"),
         ("attn_res:n_blocks", "name=value, got 'n_blocks' in 'attn_res:n_blocks'"),
-        ("attn_res:n_blocks=eight", "is a number, got 'eight' in 'attn_res:n_blocks=eight'"),
-        ("attn_res:n_blocks=", "is a number, got '' in 'attn_res:n_blocks='"),
+        ("attn_res:n_blocks=eight", "n_blocks must be a positive integer, got 'eight'"),
+        ("attn_res:n_blocks=true", "n_blocks must be a positive integer, got True"),
+        ("attn_res:eps=true", "eps must be finite and not negative, got True"),
+        ("attn_res:n_blocks=", "name=value, got 'n_blocks=' in 'attn_res:n_blocks='"),
         ("attn_res:n_blocks=8,n_blocks=4", "'n_blocks' is given twice in 'attn_res:n_blocks=8,n_b"),
     ],
 )

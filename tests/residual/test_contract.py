@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from depth_methods import CONFIGS
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -15,33 +16,15 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres.residual import (
     RESIDUALS,
-    AttnResConfig,
-    CenteredConfig,
     Residual,
     ResidualConfig,
     StandardConfig,
-    SummedConfig,
-    TwoPhaseConfig,
     format_residual,
 )
 
 DIM = 8
 N_SUBLAYERS = 6
 SUBLAYERS_PER_LAYER = 2
-CONFIGS: list[ResidualConfig] = [
-    StandardConfig(),
-    AttnResConfig(),
-    AttnResConfig(sublayers_per_block=2),
-    AttnResConfig(sublayers_per_block=5),  # closes inside a layer; the last block is short
-    TwoPhaseConfig(),
-    TwoPhaseConfig(sublayers_per_block=2),
-    TwoPhaseConfig(sublayers_per_block=5),
-    TwoPhaseConfig(sublayers_per_block=2, readers_per_group=3),  # groups cut blocks
-    SummedConfig(),
-    SummedConfig(sublayers_per_block=5),
-    CenteredConfig(),
-    CenteredConfig(sublayers_per_block=5),
-]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=format_residual)
 
 

@@ -1,0 +1,73 @@
+"""The depth mixing matrix rebuilds what every method reads, and has the rank that theory gives."""
+
+import pytest
+import torch
+from depth_methods import CONFIGS, MIXES_CHANNELS, random_residual, run_alone
+
+from attnres.analysis.mixing import mixing_matrix, off_diagonal_rank, summary
+from attnres.residual import AttnResConfig, StandardConfig, format_residual
+
+DIM, N_SUBLAYERS = 6, 8
+MIXED = [config for config in CONFIGS if not isinstance(config, MIXES_CHANNELS)]
+
+
+@pytest.mark.parametrize("config", MIXED, ids=format_residual)
+def test_rows_rebuild_every_read(config):
+    residual = random_residual(config, DIM, N_SUBLAYERS).double()
+    reads, outputs = run_alone(residual, torch.randn(2, 3, DIM, dtype=torch.float64))
+    mixing_RLBT = mixing_matrix(residual, outputs)
+    assert mixing_RLBT.shape == (N_SUBLAYERS + 1, N_SUBLAYERS + 1, 2, 3)
+    rebuilt = torch.einsum("rlbt,lbtd->rbtd", mixing_RLBT, torch.stack(outputs))
+    torch.testing.assert_close(rebuilt, torch.stack(reads), atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("config", MIXED, ids=format_residual)
+def test_no_read_has_a_part_of_what_comes_later(config):
+    residual = random_residual(config, DIM, N_SUBLAYERS).double()
+    _, outputs = run_alone(residual, torch.randn(1, DIM, dtype=torch.float64))
+    mixing_RL = mixing_matrix(residual, outputs)[..., 0]
+    assert torch.equal(mixing_RL, mixing_RL.tril())
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c not in MIXED], ids=format_residual)
+def test_a_method_that_mixes_channels_says_so(config):
+    residual = random_residual(config, DIM, 2)
+    with pytest.raises(NotImplementedError, match=type(residual).__name__):
+        mixing_matrix(residual, [torch.ones(1, DIM)] * 3)
+
+
+RANKS = {  # of 32 sublayers
+    StandardConfig(): 1,
+    AttnResConfig(n_blocks=4): 5,  # blocks and the embedding; no more than half the sublayers
+    AttnResConfig(n_blocks=2): 3,
+    AttnResConfig(): 16,
+}
+
+
+@pytest.mark.parametrize(("config", "rank"), RANKS.items(), ids=map(format_residual, RANKS))
+def test_ranks_are_those_of_theory(config, rank):
+    residual = random_residual(config, DIM, 32).double()
+    _, outputs = run_alone(residual, torch.randn(1, DIM, dtype=torch.float64))
+    assert summary(mixing_matrix(residual, outputs)).rank == rank
+
+
+def test_summary_of_a_matrix_done_by_hand():
+    mixing_RL = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.75, 0.25, -1]])
+    found = summary(mixing_RL)
+    assert found.row_sums == [1, 1, 0]
+    assert found.entropy[:2] == pytest.approx([0, 0.6931472])
+    assert found.reach == pytest.approx([0, 0.5, 0.875])
+    assert (found.sink, found.sink_share) == (0, pytest.approx((0.5 + 0.375) / 2))
+
+
+def test_rank_of_matrices_done_by_hand():
+    assert off_diagonal_rank(torch.ones(5, 5).tril()) == 1
+    assert off_diagonal_rank(torch.eye(4)) == 1
+    two = torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 2, 1, 0], [1, 3, 5, 1]])
+    assert off_diagonal_rank(two) == 2
+
+
+def test_another_number_of_outputs_is_refused():
+    residual = StandardConfig().build(DIM, 2)
+    with pytest.raises(ValueError, match=r"3 outputs, the embedding first, were expected, got 2"):
+        mixing_matrix(residual, [torch.ones(1, DIM)] * 2)
