@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from attnres.arguments import fail, show_warnings_in_a_line
+from attnres.cli.costs import cost
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.reports import report
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "generate": generate,
     "evaluate": evaluate,
     "layout": layout,
+    "cost": cost,
 }
 RESUMED = ("demo", "train")  # commands that go on where they were interrupted
 
