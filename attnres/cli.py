@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attnres.arguments import fail, flat, parse, show_warnings_in_a_line
+from attnres.cli_experiment import experiment
 from attnres.layout import SUBLAYERS_PER_LAYER
 from attnres.residual import AttnResConfig
 
@@ -277,18 +278,19 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "train": train,
     "report": report,
+    "experiment": experiment,
     "convert": convert,
     "generate": generate,
     "evaluate": evaluate,
     "layout": layout,
 }
-RESUMED = ("demo", "train")  # commands that go on where they were interrupted
+RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
 
 
 def _overview() -> str:
     lines = ["usage: attnres COMMAND [--help]", ""]
     for name, command in COMMANDS.items():
-        lines.append(f"  {name:9}{(command.__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:11}{(command.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)
 
 

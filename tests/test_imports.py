@@ -22,7 +22,9 @@ ORDER = [
     "train",
     "inference",
     "analysis",
+    "experiment",
     "arguments",
+    "cli_experiment",
     "cli",
 ]
 OPTIONAL = [
