@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnres.analysis.plot import Theme
+from attnres.analysis.plot import Style, Theme
 from attnres.experiment.paired import Difference
 from attnres.experiment.study import REFERENCE
 from attnres.experiment.summary import ArmSummary
@@ -31,10 +31,12 @@ def differences(arms: Sequence[ArmSummary], theme: Theme) -> Figure:
     for place, each in enumerate(shown):
         if each.difference is not None:
             _interval(axes, each.difference, place, theme)
-    papers = [(p, each.paper_difference) for p, each in enumerate(shown) if each.paper is not None]
-    if papers:
-        style = {"marker": "D", "mfc": "none", "mew": 1.4, "ls": "none", "color": theme.colors[2]}
-        axes.plot([x for _, x in papers], [p for p, _ in papers], label="the paper", **style)
+    papers = {place: each.paper_difference for place, each in enumerate(shown)}
+    known = {place: x for place, x in papers.items() if x is not None}
+    if known:
+        style: Style = {"marker": "D", "mfc": "none", "mew": 1.4, "linestyle": "none"}
+        label = "the paper"
+        axes.plot([*known.values()], [*known], color=theme.colors[2], label=label, **style)
     axes.set_yticks(range(len(shown)), [each.arm.replace("$", r"\$") for each in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
     _frame(axes, theme)

@@ -27,13 +27,13 @@ def load_study(folder: Path, is_quick: bool = False, n_seeds: int | None = None)
 
     `n_seeds` seeds, from 0 on, stand in place of the study's own.
     """
-    module = _load(folder / "runs.py")
-    make = getattr(module, "study", None)
-    if make is None:
-        raise ValueError(f"{folder / 'runs.py'} is no study: it has no function study()")
-    study = make()
+    file = folder / "runs.py"
+    try:
+        study = _load(file).study()
+    except (ImportError, AttributeError, SyntaxError, TypeError) as error:
+        raise ValueError(f"study() of {file}: {error}") from error
     if not isinstance(study, Study):
-        raise ValueError(f"study() of {folder / 'runs.py'} returns {study!r}, not a Study")
+        raise ValueError(f"study() of {file} returns {study!r}, not a Study")
     study = quick(study) if is_quick else study
     return study if n_seeds is None else replace(study, seeds=tuple(range(n_seeds)))
 

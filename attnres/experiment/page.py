@@ -14,6 +14,8 @@ from attnres.experiment.summary import ArmSummary, notes
 if TYPE_CHECKING:
     from rich.table import Table
 
+IN_A_TERMINAL = ("Arm", "Loss", "Minus standard", "Seeds", "Rate", "Paper: minus standard")
+
 
 def columns(arms: Sequence[ArmSummary]) -> list[Column]:
     """The table as text, for a page or a terminal."""
@@ -41,14 +43,16 @@ def columns(arms: Sequence[ArmSummary]) -> list[Column]:
 
 
 def rich_table(arms: Sequence[ArmSummary]) -> "Table":
-    """The table for a terminal."""
+    """The table for a terminal, where 80 characters hold some of the columns; nothing is cut."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table, found = Table(box=box.SIMPLE), columns(arms)
+    table = Table(box=box.SIMPLE)
+    found = [column for column in columns(arms) if column.title in IN_A_TERMINAL]
     for column in found:
-        table.add_column(column.title, justify="right" if column.is_number else "left")
+        justify = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, overflow="fold")
     for cells in zip(*(column.cells for column in found), strict=True):
         table.add_row(*map(Text, cells))
     return table
@@ -97,7 +101,7 @@ def _seeds(each: ArmSummary) -> str:
 
 
 def _rate(each: ArmSummary) -> str:
-    return MISSING if each.lr is None else f"{each.lr:g}{' (edge)' if each.is_at_edge else ''}"
+    return MISSING if each.lr is None else f"{each.lr:g}"
 
 
 def _flat(each: ArmSummary) -> dict[str, Any]:

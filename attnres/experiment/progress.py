@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnres.experiment.results import Row
+from attnres.experiment.study import Trial
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,11 +55,16 @@ class StudyProgress:
         """One line of what came out."""
         loss = row.tuning_loss if row.phase == "tuning" else row.report_loss
         words = f"{loss:.4f}" if math.isfinite(loss) else "diverged"
-        minutes = (time.perf_counter() - self._start) / 60
-        self._console.print(
+        self._print(
             f"{n_done}/{n_done + n_left} {row.phase} {row.arm}, rate {row.lr:g}, seed {row.seed}: "
-            f"{words}, {row.tokens_per_s:,.0f} tokens/s, {minutes:.1f} min",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            f"{words}, {row.tokens_per_s:,.0f} tokens/s"
         )
+
+    def failed(self, trial: Trial, reason: str) -> None:
+        """Why an arm gets no more runs."""
+        self._print(f"{trial.name} failed, and {trial.arm} is left out: {reason}")
+
+    def _print(self, words: str) -> None:
+        minutes = (time.perf_counter() - self._start) / 60
+        line = f"{minutes:6.1f} min  {words}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -6,16 +6,21 @@ Workers end with the command that started them, however it ends; the command the
 import fcntl
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from attnres.experiment.folder import load_study
 from attnres.experiment.results import Row, due, n_left, read_rows, write_rows
 from attnres.experiment.study import Study, Trial
+
+if TYPE_CHECKING:
+    from attnres.train.data import TokenData
 
 MOST_SECONDS = 1.0  # from one look at the workers to the next
 
@@ -28,6 +33,9 @@ class Watch(Protocol):
 
     def finished(self, row: Row, n_done: int, n_left: int) -> None:
         """A row has been written."""
+
+    def failed(self, trial: Trial, reason: str) -> None:
+        """A run was not possible; its arm gets no more of them."""
 
 
 class Place(NamedTuple):
@@ -43,7 +51,7 @@ class Place(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a worker gave up."""
+    """Why a run was not possible."""
 
     reason: str
 
@@ -54,26 +62,33 @@ def run_study(
     """Every run of these arms that `results` lacks, and all rows then.
 
     Raises:
-        ValueError: rows of another study or other tokens, an arm that is not possible, another
-            command at work on the same study.
-        RuntimeError: a worker was ended from outside.
+        ValueError: rows of another study, another command at work on the same study; at the end,
+            arms that failed, while all others have been run.
+        ChildProcessError: a worker was ended from outside.
     """
     study = place.load()
-    rows = read_rows(results, study)
+    rows, failed = read_rows(results, study), dict[str, str]()
     n_workers = min(n_processes, n_left(study, rows, arms))
     with _alone(runs_folder(study, place.runs)), _workers(place, n_workers) as workers:
         while True:
+            arms = [arm for arm in arms if arm not in failed]
             _assign(workers, due(study, rows, arms))
             busy = [worker for worker in workers if worker.trial is not None]
             if not busy:
-                return rows
+                break
             watch.show(len(rows), n_left(study, rows, arms), [worker.step for worker in busy])
-            for row in _received(busy):
-                if rows and row.tokens != rows[0].tokens:
-                    raise ValueError(f"the text is not that of the rows in {results}")
-                rows.append(row)
+            for trial, outcome in _received(busy):
+                if isinstance(outcome, Failure):
+                    failed[trial.arm] = outcome.reason
+                    watch.failed(trial, outcome.reason)
+                    continue
+                _check_tokens(outcome, rows, results)
+                rows.append(outcome)
                 write_rows(results, rows)
-                watch.finished(row, len(rows), n_left(study, rows, arms))
+                watch.finished(outcome, len(rows), n_left(study, rows, arms))
+    if failed:
+        raise ValueError("; ".join(f"arm {arm!r}: {reason}" for arm, reason in failed.items()))
+    return rows
 
 
 def runs_folder(study: Study, runs: Path) -> Path:
@@ -97,22 +112,23 @@ class Worker:
         self.trial, self.step = trial, 0
         self.pipe.send(trial)
 
-    def receive(self) -> Row | None:
-        """The row of the run, if it is done."""
+    def receive(self) -> Row | Failure | None:
+        """What came of the run, if it is over."""
+        assert self.trial is not None
         try:
             message = self.pipe.recv()
         except EOFError:
             self.process.join()
-            name = self.trial.name if self.trial else "a run"
             code = self.process.exitcode
-            raise RuntimeError(f"the process of {name} ended with status {code}") from None
-        if isinstance(message, Failure):
-            raise ValueError(message.reason)
-        if isinstance(message, Row):
-            self.trial = None
-            return message
-        self.step = message
-        return None
+            raise ChildProcessError(
+                f"the process of {self.trial.name} ended with status {code}; the same command "
+                "goes on from there"
+            ) from None
+        if isinstance(message, int):
+            self.step = message
+            return None
+        self.trial = None
+        return message
 
     def stop(self) -> None:
         """A run that is under way is left as if it was killed: it resumes."""
@@ -128,27 +144,35 @@ def work(pipe: Connection, place: Place) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command stops its workers
     torch.set_num_threads(1)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the command is gone
+        while True:
+            trial = pipe.recv()
+            pipe.send(_outcome(place, trial, pipe))
+
+
+def _outcome(place: Place, trial: Trial, pipe: Connection) -> Row | Failure:
     try:
-        _work(pipe, place)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the command is gone
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        pipe.send(Failure(str(error)))
+        study, tokens = _loaded(place)
+        from attnres.experiment.trial import run_trial
+
+        return run_trial(study, trial, runs_folder(study, place.runs), tokens, pipe.send)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
+        if not isinstance(error, (ValueError, OSError, ModuleNotFoundError)):
+            traceback.print_exc()  # not foreseen, so its place is needed
+        return Failure(f"{type(error).__name__}: {error}")
 
 
-def _work(pipe: Connection, place: Place) -> None:
-    trial = pipe.recv()
+@cache
+def _loaded(place: Place) -> "tuple[Study, TokenData]":
     from transformers.utils import logging
 
-    from attnres.experiment.trial import run_trial
     from attnres.train.data import load_data
 
     logging.disable_progress_bar()
     study = place.load()
-    tokens = load_data(study.base.data)
-    while True:
-        pipe.send(run_trial(study, trial, runs_folder(study, place.runs), tokens, pipe.send))
-        trial = pipe.recv()
+    return study, load_data(study.base.data)
 
 
 def _assign(workers: list[Worker], trials: list[Trial]) -> None:
@@ -159,11 +183,20 @@ def _assign(workers: list[Worker], trials: list[Trial]) -> None:
         worker.assign(trial)
 
 
-def _received(busy: list[Worker]) -> Iterator[Row]:
+def _received(busy: list[Worker]) -> Iterator[tuple[Trial, Row | Failure]]:
     ready = wait([worker.pipe for worker in busy], MOST_SECONDS)
     for worker in busy:
-        if worker.pipe in ready and (row := worker.receive()) is not None:
-            yield row
+        trial = worker.trial
+        if worker.pipe in ready and (outcome := worker.receive()) is not None:
+            assert trial is not None
+            yield trial, outcome
+
+
+def _check_tokens(row: Row, rows: Sequence[Row], results: Path) -> None:
+    if rows and row.tokens != rows[0].tokens:
+        raise ValueError(
+            f"the text is {row.tokens} as tokens, that of the rows in {results} {rows[0].tokens}"
+        )
 
 
 @contextmanager

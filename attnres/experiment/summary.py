@@ -118,8 +118,8 @@ def _notes_on_trust(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
         yield f"With fewer than {ENOUGH} seeds a difference says next to nothing: run more."
     elif widths:
         yield (
-            f"Half of the intervals are within ±{statistics.median(widths):.4f}: about the smallest "
-            "difference this study resolves. "
+            f"Half of the intervals are within ±{statistics.median(widths):.4f}: about the "
+            "smallest difference this study resolves. "
             f"Of {len(widths)} intervals, about {len(widths) / 20:.1f} leave out the true value."
         )
     edge = [each.arm for each in arms if each.is_at_edge and len(study.learning_rates) > 1]
