@@ -24,7 +24,6 @@ ORDER = [
     "analysis",
     "experiment",
     "arguments",
-    "cli_experiment",
     "cli",
 ]
 OPTIONAL = [
