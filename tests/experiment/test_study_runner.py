@@ -15,6 +15,8 @@ import attnres
 from attnres.experiment.results import Row, read_rows
 from attnres.experiment.runner import Place, run_study, runs_folder
 from attnres.experiment.study import Trial
+from attnres.experiment.trial import run_trial
+from attnres.train.data import load_data
 
 TESTS = Path(__file__).parent.parent
 MOODS = ("tokens_per_s", "commit")  # what a row says of the machine and the source tree
@@ -83,9 +85,12 @@ def test_a_killed_study_goes_on_to_the_same_rows(text, tmp_path, paths):
     _wait(lambda: not Path(f"/proc/{worker}").exists())
     assert any(checkpoint.glob("step-*")), "the run was over before it was killed"
     assert len(read_rows(study / "results.csv", place.load())) == 3
-    killed, _ = run(place, study / "results.csv")
-    whole, _ = run(Place(study, False, tmp_path / "whole"), tmp_path / "whole.csv")
-    assert losses(killed) == losses(whole)
+    resumed, _ = run(place, study / "results.csv")
+    trial = Trial("tuning", "block", 1e-2, 100)
+    tokens = load_data(place.load().base.data)
+    whole = run_trial(place.load(), trial, tmp_path / "whole", tokens)
+    assert losses(resumed)[trial] == (whole.tuning_loss, whole.report_loss)
+    assert len(losses(resumed)) == len(resumed) == 2 * (2 + 2)
 
 
 @pytest.mark.slow
