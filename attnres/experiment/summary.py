@@ -57,7 +57,6 @@ def _summary(study: Study, rows: Sequence[Row], arm: str) -> ArmSummary:
     lr, losses = best_lr(study, rows, arm), final_losses(study, rows, arm)
     finite = [loss for loss in losses.values() if math.isfinite(loss)]
     tried = {row.lr for row in own if row.phase == "tuning"} & set(study.learning_rates)
-    paper, base = study.paper.get(arm), study.paper.get(REFERENCE)
     return ArmSummary(
         arm=arm,
         residual=own[0].residual,
@@ -72,9 +71,14 @@ def _summary(study: Study, rows: Sequence[Row], arm: str) -> ArmSummary:
         n_params=own[0].n_params,
         n_residual_params=own[0].n_residual_params,
         tokens_per_s=statistics.median(row.tokens_per_s for row in own),
-        paper=paper,
-        paper_difference=None if paper is None or base is None else paper - base,
+        paper=study.paper.get(arm),
+        paper_difference=_paper_difference(study, arm),
     )
+
+
+def _paper_difference(study: Study, arm: str) -> float | None:
+    paper, base = study.paper.get(arm), study.paper.get(REFERENCE)
+    return None if paper is None or base is None or arm == REFERENCE else paper - base
 
 
 def _difference(study: Study, rows: Sequence[Row], losses: dict[int, float]) -> Difference | None:

@@ -41,7 +41,7 @@ def test_mean_deviation_and_difference_are_over_the_seeds_at_the_best_rate():
     assert full.difference.mean == pytest.approx(-0.2)
     assert full.difference.half_width == pytest.approx(4.30265 * 0.1 / math.sqrt(3), rel=1e-5)
     assert full.paper_difference == pytest.approx(-0.029)
-    assert arms["standard"].difference is None
+    assert arms["standard"].difference is arms["standard"].paper_difference is None
     assert arms["block"].is_at_edge
     assert arms["block"].paper is None
 
