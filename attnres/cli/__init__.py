@@ -10,6 +10,7 @@ from importlib import metadata
 
 from attnres.arguments import fail, show_warnings_in_a_line
 from attnres.cli.costs import cost
+from attnres.cli.experiments import experiment
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.reports import report
@@ -19,13 +20,14 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "train": train,
     "report": report,
+    "experiment": experiment,
     "convert": convert,
     "generate": generate,
     "evaluate": evaluate,
     "layout": layout,
     "cost": cost,
 }
-RESUMED = ("demo", "train")  # commands that go on where they were interrupted
+RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _overview() -> str:
     lines = ["usage: attnres COMMAND [--help]", ""]
     for name, command in COMMANDS.items():
-        lines.append(f"  {name:9}{(command.__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:11}{(command.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)
 
 
