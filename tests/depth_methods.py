@@ -8,8 +8,17 @@ from torch import Tensor, nn
 from attnres.residual import (
     AttnResConfig,
     CenteredConfig,
+    DeepNormConfig,
+    DeltaRuleConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    KeelConfig,
+    LaurelConfig,
+    LayerScaleConfig,
+    ManifoldHyperConnectionsConfig,
     Residual,
     ResidualConfig,
+    ReZeroConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -28,8 +37,31 @@ CONFIGS: list[ResidualConfig] = [
     SummedConfig(sublayers_per_block=5),
     CenteredConfig(),
     CenteredConfig(sublayers_per_block=5),
+    HighwayConfig(),
+    HighwayConfig(gate="dense"),
+    ReZeroConfig(),
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+    LaurelConfig(n_previous=2),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    HyperConnectionsConfig(n_streams=2),
+    HyperConnectionsConfig(n_streams=3, dynamic=False),
+    ManifoldHyperConnectionsConfig(n_streams=3),
+    ManifoldHyperConnectionsConfig(n_streams=3, constraint="permutation", reading="even"),
+    ManifoldHyperConnectionsConfig(n_streams=2, constraint="identity"),
+    DeltaRuleConfig(),
 ]
-MIXES_CHANNELS: tuple[type[Any], ...] = ()  # kinds of config without a depth mixing matrix
+MIXES_CHANNELS: list[ResidualConfig] = [  # without a depth mixing matrix
+    HighwayConfig(gate="dense"),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    DeltaRuleConfig(),
+]
+WEIGHS_CHANNELS: list[ResidualConfig] = [  # whose matrix is a mean over channels
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+]
 
 
 def random_residual(config: ResidualConfig, dim: int, n_sublayers: int) -> Residual[Any]:
@@ -41,15 +73,21 @@ def random_residual(config: ResidualConfig, dim: int, n_sublayers: int) -> Resid
     return residual
 
 
-def run_alone(residual: Residual[Any], embed_BTD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What every reader read, and the outputs, the embedding first, over random branches."""
+def run_alone(
+    residual: Residual[Any], embed_BTD: Tensor, *, is_even: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What every reader read, and the outputs, the embedding first, over random branches.
+
+    `is_even` makes all channels of an output equal.
+    """
     torch.manual_seed(1)
     dim = embed_BTD.shape[-1]
     state, outputs, reads = residual.start(embed_BTD), [embed_BTD], []
     for depth in range(residual.n_sublayers):
         h_BTD, state = residual.read(state, depth)
         reads.append(h_BTD)
-        outputs.append(torch.tanh(h_BTD @ torch.randn(dim, dim, dtype=h_BTD.dtype)))
+        out_BTD = torch.tanh(h_BTD @ torch.randn(dim, dim, dtype=h_BTD.dtype))
+        outputs.append(out_BTD[..., :1].expand_as(out_BTD) if is_even else out_BTD)
         state = residual.write(state, depth, outputs[-1])
     with torch.no_grad():
         return [*reads, residual.finish(state)], outputs
