@@ -8,8 +8,17 @@ from torch import Tensor, nn
 from attnres.residual import (
     AttnResConfig,
     CenteredConfig,
+    DeepNormConfig,
+    DeltaRuleConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    KeelConfig,
+    LaurelConfig,
+    LayerScaleConfig,
+    ManifoldHyperConnectionsConfig,
     Residual,
     ResidualConfig,
+    ReZeroConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -28,8 +37,31 @@ CONFIGS: list[ResidualConfig] = [
     SummedConfig(sublayers_per_block=5),
     CenteredConfig(),
     CenteredConfig(sublayers_per_block=5),
+    HighwayConfig(),
+    HighwayConfig(gate="dense"),
+    ReZeroConfig(),
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+    LaurelConfig(n_previous=2),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    HyperConnectionsConfig(n_streams=2),
+    HyperConnectionsConfig(n_streams=3, dynamic=False),
+    ManifoldHyperConnectionsConfig(n_streams=3),
+    ManifoldHyperConnectionsConfig(n_streams=3, constraint="permutation", reading="even"),
+    ManifoldHyperConnectionsConfig(n_streams=2, constraint="identity"),
+    DeltaRuleConfig(),
 ]
-MIXES_CHANNELS: tuple[type[Any], ...] = ()  # kinds of config without a depth mixing matrix
+MIXES_CHANNELS: list[ResidualConfig] = [  # without a depth mixing matrix
+    HighwayConfig(gate="dense"),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    DeltaRuleConfig(),
+]
+WEIGHS_CHANNELS: list[ResidualConfig] = [  # whose matrix is a mean over channels
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+]
 
 
 def random_residual(config: ResidualConfig, dim: int, n_sublayers: int) -> Residual[Any]:

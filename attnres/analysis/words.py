@@ -16,6 +16,41 @@ from attnres.train.run_folder import flatten
 GROWTH, RANK = 1.5, 0.7  # a trend has at least this ratio of last to first and this correlation
 FALL, SHARE = 0.8, 0.75  # a reset falls at least to this part, at this share of the block ends
 
+STREAM_METHODS = {  # what a sublayer reads and writes, where no reader attends over depth
+    "standard": "Each sublayer reads one running sum and adds its output to it.",
+    "highway": (
+        "Each sublayer reads one stream; a gate of the token, or of each of its channels, then "
+        "chooses between this stream and the sublayer's output."
+    ),
+    "rezero": (
+        "Each sublayer reads one running sum and adds its output to it, times a learned number."
+    ),
+    "layer_scale": (
+        "Each sublayer reads one running sum and adds its output to it, times a learned number a "
+        "channel."
+    ),
+    "deep_norm": (
+        "Each sublayer reads one stream; the stream, times a fixed number, and the sublayer's "
+        "output are added and normed."
+    ),
+    "keel": (
+        "As deep_norm, with a larger fixed number, and the first layer as in the standard residual."
+    ),
+    "laurel": (
+        "Each sublayer reads one running sum and adds its output to it; learned weights, a "
+        "low-rank map of the sum or earlier sums come in as the settings say."
+    ),
+    "hyper": (
+        "There are several streams. Each sublayer reads a learned mix of them, adds a share of its "
+        "output to each, and the streams are mixed by a learned matrix."
+    ),
+    "mhc": "As hyper, with streams mixed so that their mean is kept.",
+    "delta_rule": (
+        "Each sublayer reads one stream; its output gives the direction in which the stream is "
+        "overwritten by a learned number."
+    ),
+}
+
 
 def compared(runs: Sequence[Run]) -> list[str]:
     """Model, data and length of training, where they are the same in all runs."""
@@ -177,8 +212,8 @@ def _last_list(run: Run, key: str) -> np.ndarray:
 
 
 def _method_words(run: Run) -> str:
-    if run.method == "standard":
-        return "Each sublayer reads one running sum and adds its output to it."
+    if run.method in STREAM_METHODS:
+        return STREAM_METHODS[run.method]
     if run.method not in ("attn_res", "two_phase", "sum", "centered"):
         return ""
     reads = "the embedding and the output of every sublayer before it"

@@ -11,7 +11,14 @@ from attnres.residual.config import (
     residual_to_json,
 )
 from attnres.residual.coordinates import with_coordinate
+from attnres.residual.delta_rule import DeltaRule, DeltaRuleConfig
 from attnres.residual.depth_reader import DepthReader
+from attnres.residual.highway import Highway, HighwayConfig
+from attnres.residual.hyper import HyperConnections, HyperConnectionsConfig
+from attnres.residual.laurel import Laurel, LaurelConfig, LaurelState
+from attnres.residual.layer_scale import LayerScale, LayerScaleConfig, ReZero, ReZeroConfig
+from attnres.residual.mhc import ManifoldHyperConnections, ManifoldHyperConnectionsConfig
+from attnres.residual.post_norm import DeepNormConfig, KeelConfig, PostNorm
 from attnres.residual.standard import Standard, StandardConfig
 from attnres.residual.summed import Summed, SummedConfig
 from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState
@@ -23,9 +30,27 @@ __all__ = [
     "Centered",
     "CenteredConfig",
     "CenteredState",
+    "DeepNormConfig",
+    "DeltaRule",
+    "DeltaRuleConfig",
     "DepthReader",
     "DepthState",
+    "Highway",
+    "HighwayConfig",
+    "HyperConnections",
+    "HyperConnectionsConfig",
+    "KeelConfig",
+    "Laurel",
+    "LaurelConfig",
+    "LaurelState",
+    "LayerScale",
+    "LayerScaleConfig",
+    "ManifoldHyperConnections",
+    "ManifoldHyperConnectionsConfig",
     "Mix",
+    "PostNorm",
+    "ReZero",
+    "ReZeroConfig",
     "Residual",
     "ResidualConfig",
     "Standard",

@@ -9,6 +9,15 @@ from attnres.residual import (
     RESIDUALS,
     AttnResConfig,
     CenteredConfig,
+    DeepNormConfig,
+    DeltaRuleConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    KeelConfig,
+    LaurelConfig,
+    LayerScaleConfig,
+    ManifoldHyperConnectionsConfig,
+    ReZeroConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -16,7 +25,7 @@ from attnres.residual import (
 from attnres.residual.base import Parts
 
 N_SUBLAYERS, DIM = 4, 3
-CONFIGS = {
+PLAIN_SUMS = {  # a stream or partial sum is the sum of outputs, and nothing else
     "standard": StandardConfig(),
     "full": AttnResConfig(),
     "block": AttnResConfig(sublayers_per_block=3),
@@ -25,6 +34,23 @@ CONFIGS = {
     "sum": SummedConfig(sublayers_per_block=3),
     "centered, full": CenteredConfig(),
     "centered, block": CenteredConfig(sublayers_per_block=3),
+}
+CONFIGS = {
+    **PLAIN_SUMS,
+    "highway": HighwayConfig(),
+    "highway, dense": HighwayConfig(gate="dense"),
+    "rezero": ReZeroConfig(),
+    "layer scale": LayerScaleConfig(),
+    "deep norm": DeepNormConfig(),
+    "keel": KeelConfig(),
+    "laurel": LaurelConfig(n_previous=2),
+    "laurel, low rank": LaurelConfig(rank=2, n_previous=1),
+    "hyper": HyperConnectionsConfig(n_streams=2),
+    "hyper, static": HyperConnectionsConfig(n_streams=2, dynamic=False),
+    "mhc": ManifoldHyperConnectionsConfig(n_streams=2),
+    "mhc, permutation": ManifoldHyperConnectionsConfig(n_streams=3, constraint="permutation"),
+    "mhc, identity": ManifoldHyperConnectionsConfig(n_streams=2, constraint="identity"),
+    "delta rule": DeltaRuleConfig(),
 }
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -50,6 +76,28 @@ def test_gradients_of_input_and_parameters_in_float64(config):
     embed_TD = torch.randn(2, DIM, dtype=torch.float64, requires_grad=True)
     scale = torch.randn(DIM, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(run, (embed_TD, scale, *residual.parameters()))
+
+
+@every_config
+def test_tokens_are_joined_alone_whatever_their_shape(config):
+    """One token has no leading axis; no tokens are a tensor without numbers."""
+    torch.manual_seed(0)
+    residual = config.build(DIM, N_SUBLAYERS).double()
+    for parameter in residual.parameters():
+        nn.init.normal_(parameter)
+
+    def run(embed_D):
+        state = residual.start(embed_D)
+        for depth in range(N_SUBLAYERS):
+            h_D, state = residual.read(state, depth)
+            state = residual.write(state, depth, torch.sin(h_D))
+        return residual.finish(state)
+
+    embed_BTD = torch.randn(2, 3, DIM, dtype=torch.float64)
+    expected = run(embed_BTD)
+    torch.testing.assert_close(run(embed_BTD[1, 2]), expected[1, 2])
+    torch.testing.assert_close(run(embed_BTD[:, 1]), expected[:, 1])
+    assert run(embed_BTD[:, :0]).shape == (2, 0, DIM)
 
 
 @every_config
@@ -93,6 +141,20 @@ def test_an_output_that_is_no_tensor_is_refused(config):
 
 
 @every_config
+def test_parts_of_an_output_are_their_sum(config):
+    torch.manual_seed(0)
+    residual = config.build(DIM, N_SUBLAYERS).double()
+    for parameter in residual.parameters():
+        nn.init.normal_(parameter)
+    whole = in_parts = residual.start(torch.randn(2, DIM, dtype=torch.float64))
+    for depth in range(N_SUBLAYERS):
+        parts = Parts(*torch.randn(2, 2, DIM, dtype=torch.float64))
+        whole = residual.write(whole, depth, parts.first_BTD + parts.second_BTD)
+        in_parts = residual.write(in_parts, depth, parts)
+    torch.testing.assert_close(residual.finish(in_parts), residual.finish(whole))
+
+
+@pytest.mark.parametrize("config", PLAIN_SUMS.values(), ids=PLAIN_SUMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_of_an_output_are_added_in_turn(config, dtype):
     torch.manual_seed(0)
