@@ -11,10 +11,15 @@ from attnres.residual.config import (
     residual_to_json,
 )
 from attnres.residual.coordinates import with_coordinate
+from attnres.residual.delta import Delta, DeltaConfig
+from attnres.residual.denseformer import DenseFormer, DenseFormerConfig
 from attnres.residual.depth_reader import DepthReader
+from attnres.residual.grn import Grn, GrnConfig
+from attnres.residual.muddformer import MuddFormer, MuddFormerConfig
 from attnres.residual.standard import Standard, StandardConfig
 from attnres.residual.summed import Summed, SummedConfig
 from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState
+from attnres.residual.window import Window, WindowConfig
 
 __all__ = [
     "RESIDUALS",
@@ -23,9 +28,17 @@ __all__ = [
     "Centered",
     "CenteredConfig",
     "CenteredState",
+    "Delta",
+    "DeltaConfig",
+    "DenseFormer",
+    "DenseFormerConfig",
     "DepthReader",
     "DepthState",
+    "Grn",
+    "GrnConfig",
     "Mix",
+    "MuddFormer",
+    "MuddFormerConfig",
     "Residual",
     "ResidualConfig",
     "Standard",
@@ -38,6 +51,8 @@ __all__ = [
     "TwoPhaseConfig",
     "TwoPhaseState",
     "Ways",
+    "Window",
+    "WindowConfig",
     "format_residual",
     "parse_residual",
     "residual_from_json",

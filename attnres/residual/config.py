@@ -10,9 +10,14 @@ from attnres.layout import UNITS_IN_WORDS
 from attnres.residual.attn_res import AttnResConfig
 from attnres.residual.base import ResidualConfig
 from attnres.residual.centered import CenteredConfig
+from attnres.residual.delta import DeltaConfig
+from attnres.residual.denseformer import DenseFormerConfig
+from attnres.residual.grn import GrnConfig
+from attnres.residual.muddformer import MuddFormerConfig
 from attnres.residual.standard import StandardConfig
 from attnres.residual.summed import SummedConfig
 from attnres.residual.two_phase import TwoPhaseConfig
+from attnres.residual.window import WindowConfig
 
 RESIDUALS: dict[str, Any] = {  # each a dataclass and a `ResidualConfig`
     "standard": StandardConfig,
@@ -20,6 +25,11 @@ RESIDUALS: dict[str, Any] = {  # each a dataclass and a `ResidualConfig`
     "two_phase": TwoPhaseConfig,
     "sum": SummedConfig,
     "centered": CenteredConfig,
+    "window": WindowConfig,
+    "delta": DeltaConfig,
+    "denseformer": DenseFormerConfig,
+    "muddformer": MuddFormerConfig,
+    "grn": GrnConfig,
 }
 
 
