@@ -8,13 +8,22 @@ from torch import Tensor, nn
 from attnres.residual import (
     AttnResConfig,
     CenteredConfig,
+    DeepNormConfig,
     DeltaConfig,
+    DeltaRuleConfig,
     DenseFormerConfig,
     GrnConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    KeelConfig,
+    LaurelConfig,
+    LayerScaleConfig,
+    ManifoldHyperConnectionsConfig,
     Mix,
     MuddFormerConfig,
     Residual,
     ResidualConfig,
+    ReZeroConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -46,11 +55,33 @@ CONFIGS: list[ResidualConfig] = [
     GrnConfig(version=1, sublayers_per_layer=1, n_last=2),
     GrnConfig(version=2),
     GrnConfig(ways="qkv", n_last=1),
+    HighwayConfig(),
+    HighwayConfig(gate="dense"),
+    ReZeroConfig(),
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+    LaurelConfig(n_previous=2),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    HyperConnectionsConfig(n_streams=2),
+    HyperConnectionsConfig(n_streams=3, dynamic=False),
+    ManifoldHyperConnectionsConfig(n_streams=3),
+    ManifoldHyperConnectionsConfig(n_streams=3, constraint="permutation", reading="even"),
+    ManifoldHyperConnectionsConfig(n_streams=2, constraint="identity"),
+    DeltaRuleConfig(),
 ]
-WEIGHS_CHANNELS = [  # a row of their mixing matrix is a mean over channels
-    config for config in CONFIGS if isinstance(config, GrnConfig) and config.version > 1
+MIXES_CHANNELS: list[ResidualConfig] = [  # without a depth mixing matrix
+    HighwayConfig(gate="dense"),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    DeltaRuleConfig(),
 ]
-MIXES_CHANNELS: tuple[type[Any], ...] = ()  # kinds of config without a depth mixing matrix
+WEIGHS_CHANNELS: list[ResidualConfig] = [  # whose matrix is a mean over channels
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+    GrnConfig(version=2),
+    GrnConfig(ways="qkv", n_last=1),
+]
 
 
 def random_residual(config: ResidualConfig, dim: int, n_sublayers: int) -> Residual[Any]:
@@ -69,8 +100,13 @@ def one_input(mix: Mix) -> Tensor:
     return mix.value_BTD + torch.tanh(mix.query_BTD) * torch.sin(mix.key_BTD)
 
 
-def run_alone(residual: Residual[Any], embed_BTD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What every reader read, and the outputs, the embedding first, over random branches."""
+def run_alone(
+    residual: Residual[Any], embed_BTD: Tensor, *, is_even: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What every reader read, and the outputs, the embedding first, over random branches.
+
+    `is_even` makes all channels of an output equal.
+    """
     torch.manual_seed(1)
     dim = embed_BTD.shape[-1]
     state, outputs, reads = residual.start(embed_BTD), [embed_BTD], []
@@ -78,7 +114,8 @@ def run_alone(residual: Residual[Any], embed_BTD: Tensor) -> tuple[list[Tensor],
         mix, state = residual.read(state, depth)
         h_BTD = one_input(mix)
         reads.append(mix.value_BTD if isinstance(mix, Ways) else mix)
-        outputs.append(torch.tanh(h_BTD @ torch.randn(dim, dim, dtype=h_BTD.dtype)))
+        out_BTD = torch.tanh(h_BTD @ torch.randn(dim, dim, dtype=h_BTD.dtype))
+        outputs.append(out_BTD[..., :1].expand_as(out_BTD) if is_even else out_BTD)
         state = residual.write(state, depth, outputs[-1])
     with torch.no_grad():
         return [*reads, residual.finish(state)], outputs

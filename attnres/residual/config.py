@@ -11,9 +11,16 @@ from attnres.residual.attn_res import AttnResConfig
 from attnres.residual.base import ResidualConfig
 from attnres.residual.centered import CenteredConfig
 from attnres.residual.delta import DeltaConfig
+from attnres.residual.delta_rule import DeltaRuleConfig
 from attnres.residual.denseformer import DenseFormerConfig
 from attnres.residual.grn import GrnConfig
+from attnres.residual.highway import HighwayConfig
+from attnres.residual.hyper import HyperConnectionsConfig
+from attnres.residual.laurel import LaurelConfig
+from attnres.residual.layer_scale import LayerScaleConfig, ReZeroConfig
+from attnres.residual.mhc import ManifoldHyperConnectionsConfig
 from attnres.residual.muddformer import MuddFormerConfig
+from attnres.residual.post_norm import DeepNormConfig, KeelConfig
 from attnres.residual.standard import StandardConfig
 from attnres.residual.summed import SummedConfig
 from attnres.residual.two_phase import TwoPhaseConfig
@@ -30,6 +37,15 @@ RESIDUALS: dict[str, Any] = {  # each a dataclass and a `ResidualConfig`
     "denseformer": DenseFormerConfig,
     "muddformer": MuddFormerConfig,
     "grn": GrnConfig,
+    "highway": HighwayConfig,
+    "rezero": ReZeroConfig,
+    "layer_scale": LayerScaleConfig,
+    "deep_norm": DeepNormConfig,
+    "keel": KeelConfig,
+    "laurel": LaurelConfig,
+    "hyper": HyperConnectionsConfig,
+    "mhc": ManifoldHyperConnectionsConfig,
+    "delta_rule": DeltaRuleConfig,
 }
 
 

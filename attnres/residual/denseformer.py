@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from attnres.layout import SUBLAYERS_PER_LAYER, check_count
 from attnres.residual.base import Output, Residual, Start, Traffic, check_depth, parts_of
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.weighted import check_layers, check_sources, weighted_sum, wide
+from attnres.residual.gates import wide
+from attnres.residual.weighted import check_layers, check_sources, weighted_sum
 
 
 class DenseFormerState(NamedTuple):
@@ -115,7 +116,7 @@ class DenseFormer(Residual[DenseFormerState]):
         if layer % self.period:
             return layers[-1]
         chosen = layers[layer % self.dilation :: self.dilation]
-        added_J = self.averages[layer // self.period - 1].to(wide(layers[-1]))
+        added_J = wide(self.averages[layer // self.period - 1])
         weights = (*added_J[:-1], 1 + added_J[-1])
         return weighted_sum(weights, chosen).to(layers[-1].dtype)
 

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from attnres.layout import SUBLAYERS_PER_LAYER, check_count
 from attnres.residual.base import Mix, Output, Residual, Start, Traffic, Ways, check_depth, parts_of
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.weighted import check_layers, check_sources, project, weighted_sum, wide
+from attnres.residual.gates import project, wide
+from attnres.residual.weighted import check_layers, check_sources, weighted_sum
 
 WaysOfGrn = Literal["one", "qkv"]
 VERSIONS = (1, 2, 3)
@@ -77,7 +78,7 @@ class Gates(nn.Module):
 
     def _weights(self, source_BTD: Tensor, j: int) -> list[Tensor]:
         """Of source j in each way. Channels beyond `dim` are coordinates: they get the mean."""
-        static = self.static[:, j].to(wide(source_BTD))
+        static = wide(self.static[:, j])
         n_more = source_BTD.shape[-1] - self.dim
         if static.dim() == 2 and n_more:
             mean_C1 = static.mean(dim=-1, keepdim=True)

@@ -37,7 +37,8 @@ from attnres.residual.base import (
     parts_of,
 )
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.weighted import check_layers, check_sources, project, weighted_sum
+from attnres.residual.gates import project, rms_normed
+from attnres.residual.weighted import check_layers, check_sources, weighted_sum
 
 WaysOfMudd = Literal["residual", "qkvr"]
 
@@ -69,7 +70,7 @@ class Aggregate(nn.Module):
     def forward(self, states: tuple[Tensor, ...]) -> list[Tensor]:
         """Each way's mix of the states, BTD."""
         newest_BTD = states[-1]
-        normed_BTD = F.rms_norm(newest_BTD[..., : self.dim], (self.dim,), eps=self.eps)
+        normed_BTD = rms_normed(newest_BTD[..., : self.dim], self.eps)
         hidden_BTK = F.gelu(project(normed_BTD, self.hidden))
         weights = project(hidden_BTK, self.out).unflatten(-1, self.static.shape) + self.static
         mixes = []

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from attnres.layout import check_count
+from attnres.residual.gates import wide
 
 
 def weighted_sum(weights: Iterable[Tensor], vectors: Iterable[Tensor]) -> Tensor:
@@ -15,22 +15,11 @@ def weighted_sum(weights: Iterable[Tensor], vectors: Iterable[Tensor]) -> Tensor
     """
     total_BTD = None
     for weight, vector_BTD in zip(weights, vectors, strict=True):
-        weight = weight.to(wide(vector_BTD))
+        weight = wide(weight)
         term_BTD = (weight if weight.dim() else weight.unsqueeze(0)) * vector_BTD
         total_BTD = term_BTD if total_BTD is None else total_BTD + term_BTD
     assert total_BTD is not None
     return total_BTD
-
-
-def wide(x: Tensor) -> torch.dtype:
-    """The dtype that gates of `x` are computed in."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def project(x_BTD: Tensor, weight_DK: Tensor) -> Tensor:
-    """x W in float32 at least, also under autocast, BTK."""
-    with torch.autocast(x_BTD.device.type, enabled=False):
-        return x_BTD.to(wide(x_BTD)) @ weight_DK.to(wide(x_BTD))
 
 
 def check_layers(n_sublayers: int, sublayers_per_layer: int) -> int:

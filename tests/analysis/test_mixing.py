@@ -9,20 +9,23 @@ from attnres.residual import (
     AttnResConfig,
     DeltaConfig,
     DenseFormerConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    LaurelConfig,
+    ManifoldHyperConnectionsConfig,
     MuddFormerConfig,
+    ReZeroConfig,
     StandardConfig,
-    Ways,
     WindowConfig,
     format_residual,
 )
 
 DIM, N_SUBLAYERS = 6, 8
-MIXED = [config for config in CONFIGS if not isinstance(config, MIXES_CHANNELS)]
+MIXED = [config for config in CONFIGS if config not in MIXES_CHANNELS]
+SCALARS = [config for config in MIXED if config not in WEIGHS_CHANNELS]
 
 
-@pytest.mark.parametrize(
-    "config", [config for config in MIXED if config not in WEIGHS_CHANNELS], ids=format_residual
-)
+@pytest.mark.parametrize("config", SCALARS, ids=format_residual)
 def test_rows_rebuild_every_read(config):
     residual = random_residual(config, DIM, N_SUBLAYERS).double()
     reads, outputs = run_alone(residual, torch.randn(2, 3, DIM, dtype=torch.float64))
@@ -33,21 +36,13 @@ def test_rows_rebuild_every_read(config):
 
 
 @pytest.mark.parametrize("config", MIXED, ids=format_residual)
-def test_rows_are_the_mean_over_channels(config):
-    """Of outputs that are one number in all channels, a mean of weights gives the mean read."""
+def test_rows_rebuild_the_mean_over_channels_of_outputs_alike_in_all(config):
     residual = random_residual(config, DIM, N_SUBLAYERS).double()
-    torch.manual_seed(2)
-    outputs = [torch.randn(2, 1, dtype=torch.float64).expand(2, DIM) for _ in range(9)]
-    state, reads = residual.start(outputs[0]), []
-    for depth, out_BD in enumerate(outputs[1:]):
-        mix, state = residual.read(state, depth)
-        reads.append(mix.value_BTD if isinstance(mix, Ways) else mix)
-        state = residual.write(state, depth, out_BD)
-    read_RBD = torch.stack([*reads, residual.finish(state)])
-    rebuilt_RB = torch.einsum(
-        "rlb,lb->rb", mixing_matrix(residual, outputs), torch.stack(outputs).mean(-1)
-    )
-    torch.testing.assert_close(rebuilt_RB, read_RBD.mean(-1), atol=1e-11, rtol=1e-11)
+    embed_TD = torch.randn(4, 1, dtype=torch.float64).expand(4, DIM)
+    reads, outputs = run_alone(residual, embed_TD, is_even=True)
+    mixing_RLT = mixing_matrix(residual, outputs)
+    rebuilt = torch.einsum("rlt,ltd->rtd", mixing_RLT, torch.stack(outputs)).mean(-1)
+    torch.testing.assert_close(rebuilt, torch.stack(reads).mean(-1), atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.parametrize("config", MIXED, ids=format_residual)
@@ -76,6 +71,15 @@ RANKS = {  # of 32 sublayers
     WindowConfig(n_last=3, remainder=True): 5,
     DeltaConfig(n_blocks=4): 5,
     DeltaConfig(): 16,
+    HighwayConfig(): 1,
+    ReZeroConfig(): 1,
+    LaurelConfig(): 1,
+    LaurelConfig(n_previous=2): 3,
+    HyperConnectionsConfig(n_streams=4): 4,
+    HyperConnectionsConfig(n_streams=2, dynamic=False): 2,
+    ManifoldHyperConnectionsConfig(n_streams=4): 4,
+    ManifoldHyperConnectionsConfig(n_streams=2, constraint="permutation"): 2,
+    ManifoldHyperConnectionsConfig(n_streams=4, constraint="identity"): 4,
 }
 
 

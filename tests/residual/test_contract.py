@@ -201,7 +201,8 @@ def test_a_deep_copy_has_the_same_state_and_function(config):
 
 @every_config
 def test_reset_parameters_restores_what_build_made(config):
-    torch.manual_seed(2)  # of what is drawn
+    """From the same seed, where it draws."""
+    torch.manual_seed(2)
     built = config.build(DIM, N_SUBLAYERS)
     changed = Stack(config).residual
     assert changed.n_sublayers == N_SUBLAYERS

@@ -10,10 +10,19 @@ from attnres.residual import (
     RESIDUALS,
     AttnResConfig,
     CenteredConfig,
+    DeepNormConfig,
     DeltaConfig,
+    DeltaRuleConfig,
     DenseFormerConfig,
     GrnConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    KeelConfig,
+    LaurelConfig,
+    LayerScaleConfig,
+    ManifoldHyperConnectionsConfig,
     MuddFormerConfig,
+    ReZeroConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -22,7 +31,7 @@ from attnres.residual import (
 from attnres.residual.base import Parts
 
 N_SUBLAYERS, DIM = 4, 3
-CONFIGS = {
+PLAIN_SUMS = {  # a stream or partial sum is the sum of outputs, and nothing else
     "standard": StandardConfig(),
     "full": AttnResConfig(),
     "block": AttnResConfig(sublayers_per_block=3),
@@ -37,6 +46,23 @@ CONFIGS = {
     "denseformer": DenseFormerConfig(sublayers_per_layer=1),
     "muddformer": MuddFormerConfig(),
     "grn": GrnConfig(ways="qkv", n_last=1),
+}
+CONFIGS = {
+    **PLAIN_SUMS,
+    "highway": HighwayConfig(),
+    "highway, dense": HighwayConfig(gate="dense"),
+    "rezero": ReZeroConfig(),
+    "layer scale": LayerScaleConfig(),
+    "deep norm": DeepNormConfig(),
+    "keel": KeelConfig(),
+    "laurel": LaurelConfig(n_previous=2),
+    "laurel, low rank": LaurelConfig(rank=2, n_previous=1),
+    "hyper": HyperConnectionsConfig(n_streams=2),
+    "hyper, static": HyperConnectionsConfig(n_streams=2, dynamic=False),
+    "mhc": ManifoldHyperConnectionsConfig(n_streams=2),
+    "mhc, permutation": ManifoldHyperConnectionsConfig(n_streams=3, constraint="permutation"),
+    "mhc, identity": ManifoldHyperConnectionsConfig(n_streams=2, constraint="identity"),
+    "delta rule": DeltaRuleConfig(),
 }
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -105,6 +131,20 @@ def test_an_output_that_is_no_tensor_is_refused(config):
 
 
 @every_config
+def test_parts_of_an_output_are_their_sum(config):
+    torch.manual_seed(0)
+    residual = config.build(DIM, N_SUBLAYERS).double()
+    for parameter in residual.parameters():
+        nn.init.normal_(parameter)
+    whole = in_parts = residual.start(torch.randn(2, DIM, dtype=torch.float64))
+    for depth in range(N_SUBLAYERS):
+        parts = Parts(*torch.randn(2, 2, DIM, dtype=torch.float64))
+        whole = residual.write(whole, depth, parts.first_BTD + parts.second_BTD)
+        in_parts = residual.write(in_parts, depth, parts)
+    torch.testing.assert_close(residual.finish(in_parts), residual.finish(whole))
+
+
+@pytest.mark.parametrize("config", PLAIN_SUMS.values(), ids=PLAIN_SUMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_of_an_output_are_added_in_turn(config, dtype):
     torch.manual_seed(0)
