@@ -62,7 +62,8 @@ LAYER_METHODS = {  # what a sublayer reads, where weights of many earlier states
     ),
     "grn": (
         "Each layer reads a weighted sum of the outputs of all layers before it, by learned "
-        "numbers and, in version 3, by what an output holds; the MLP reads that and the attention's output."
+        "numbers and, in version 3, by what an output holds; the MLP reads that and the "
+        "attention's output."
     ),
     "window": (
         "Before each sublayer, a learned query weighs the embedding, the last outputs and, where "
