@@ -139,9 +139,13 @@ class AttendsOverDepth(Residual[State]):
         check_depth(depth, self.n_sublayers - 1)
         return traffic_over_depth(self.layout, depth)
 
+    def n_sources(self, depth: int) -> int:
+        """Sources of the reader at `depth`."""
+        return self.layout.n_sources(depth)
+
     def reader(self, state: State, depth: int) -> DepthReader | FirstReader:
         """The reader at `depth`; ValueError where the state is not the one that it reads."""
-        expected = self.layout.n_sources(depth)
+        expected = self.n_sources(depth)
         if len(state.sources) != expected:
             raise ValueError(
                 f"the state has {len(state.sources)} sources, at depth {depth} there are "

@@ -7,12 +7,16 @@ from depth_methods import CONFIGS, MIXES_CHANNELS, WEIGHS_CHANNELS, random_resid
 from attnres.analysis.mixing import mixing_matrix, off_diagonal_rank, summary
 from attnres.residual import (
     AttnResConfig,
+    DeltaConfig,
+    DenseFormerConfig,
     HighwayConfig,
     HyperConnectionsConfig,
     LaurelConfig,
     ManifoldHyperConnectionsConfig,
+    MuddFormerConfig,
     ReZeroConfig,
     StandardConfig,
+    WindowConfig,
     format_residual,
 )
 
@@ -69,6 +73,12 @@ RANKS = {  # of 32 sublayers
     AttnResConfig(n_blocks=4): 5,  # blocks and the embedding; no more than half the sublayers
     AttnResConfig(n_blocks=2): 3,
     AttnResConfig(): 16,
+    DenseFormerConfig(sublayers_per_layer=1): 16,
+    MuddFormerConfig(ways="residual", sublayers_per_layer=1): 16,
+    WindowConfig(n_last=3): 4,  # the window and the embedding
+    WindowConfig(n_last=3, remainder=True): 5,
+    DeltaConfig(n_blocks=4): 5,
+    DeltaConfig(): 16,
     HighwayConfig(): 1,
     ReZeroConfig(): 1,
     LaurelConfig(): 1,
