@@ -141,9 +141,13 @@ class AttendsOverDepth(Residual[State]):
         n_read, n_written = self.layout.n_sources(depth), int(depth > 0)
         return Traffic(n_read + (0 if begins else 2), n_written + (0 if begins else 1))
 
+    def n_sources(self, depth: int) -> int:
+        """Sources of the reader at `depth`."""
+        return self.layout.n_sources(depth)
+
     def reader(self, state: State, depth: int) -> DepthReader | FirstReader:
         """The reader at `depth`; ValueError where the state is not the one that it reads."""
-        expected = self.layout.n_sources(depth)
+        expected = self.n_sources(depth)
         if len(state.sources) != expected:
             raise ValueError(
                 f"the state has {len(state.sources)} sources, at depth {depth} there are "

@@ -7,12 +7,17 @@ from depth_methods import CONFIGS, MIXES_CHANNELS, WEIGHS_CHANNELS, random_resid
 from attnres.analysis.mixing import mixing_matrix, off_diagonal_rank, summary
 from attnres.residual import (
     AttnResConfig,
+    DeltaConfig,
+    DenseFormerConfig,
     HighwayConfig,
     HyperConnectionsConfig,
     LaurelConfig,
     ManifoldHyperConnectionsConfig,
+    MuddFormerConfig,
     ReZeroConfig,
     StandardConfig,
+    Ways,
+    WindowConfig,
     format_residual,
 )
 
@@ -39,8 +44,8 @@ def test_rows_are_the_mean_over_channels(config):
     outputs = [torch.randn(2, 1, dtype=torch.float64).expand(2, DIM) for _ in range(9)]
     state, reads = residual.start(outputs[0]), []
     for depth, out_BD in enumerate(outputs[1:]):
-        h_BD, state = residual.read(state, depth)
-        reads.append(h_BD)
+        mix, state = residual.read(state, depth)
+        reads.append(mix.value_BTD if isinstance(mix, Ways) else mix)
         state = residual.write(state, depth, out_BD)
     read_RBD = torch.stack([*reads, residual.finish(state)])
     rebuilt_RB = torch.einsum(
@@ -69,6 +74,12 @@ RANKS = {  # of 32 sublayers
     AttnResConfig(n_blocks=4): 5,  # blocks and the embedding; no more than half the sublayers
     AttnResConfig(n_blocks=2): 3,
     AttnResConfig(): 16,
+    DenseFormerConfig(sublayers_per_layer=1): 16,
+    MuddFormerConfig(ways="residual", sublayers_per_layer=1): 16,
+    WindowConfig(n_last=3): 4,  # the window and the embedding
+    WindowConfig(n_last=3, remainder=True): 5,
+    DeltaConfig(n_blocks=4): 5,
+    DeltaConfig(): 16,
     HighwayConfig(): 1,
     ReZeroConfig(): 1,
     LaurelConfig(): 1,

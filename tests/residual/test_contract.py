@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from depth_methods import CONFIGS
+from depth_methods import CONFIGS, one_input
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -45,8 +45,9 @@ class Stack(nn.Module):
 
     def layer(self, state: Any, first_depth: int, last_depth: int) -> Any:
         for depth in range(first_depth, last_depth):
-            h_BTD, state = self.residual.read(state, depth)
-            state = self.residual.write(state, depth, self.sublayers[depth](h_BTD))
+            mix, state = self.residual.read(state, depth)
+            out_BTD = self.sublayers[depth](one_input(mix))
+            state = self.residual.write(state, depth, out_BTD)
         return state
 
     def forward(self, embed_BTD: Tensor) -> Tensor:
