@@ -16,6 +16,7 @@ from attnres.residual import (
     MuddFormerConfig,
     ReZeroConfig,
     StandardConfig,
+    Ways,
     WindowConfig,
     format_residual,
 )
@@ -43,8 +44,8 @@ def test_rows_are_the_mean_over_channels(config):
     outputs = [torch.randn(2, 1, dtype=torch.float64).expand(2, DIM) for _ in range(9)]
     state, reads = residual.start(outputs[0]), []
     for depth, out_BD in enumerate(outputs[1:]):
-        h_BD, state = residual.read(state, depth)
-        reads.append(h_BD)
+        mix, state = residual.read(state, depth)
+        reads.append(mix.value_BTD if isinstance(mix, Ways) else mix)
         state = residual.write(state, depth, out_BD)
     read_RBD = torch.stack([*reads, residual.finish(state)])
     rebuilt_RB = torch.einsum(
