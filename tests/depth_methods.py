@@ -100,13 +100,8 @@ def one_input(mix: Mix) -> Tensor:
     return mix.value_BTD + torch.tanh(mix.query_BTD) * torch.sin(mix.key_BTD)
 
 
-def run_alone(
-    residual: Residual[Any], embed_BTD: Tensor, *, is_even: bool = False
-) -> tuple[list[Tensor], list[Tensor]]:
-    """What every reader read, and the outputs, the embedding first, over random branches.
-
-    `is_even` makes all channels of an output equal.
-    """
+def run_alone(residual: Residual[Any], embed_BTD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What every reader read, and the outputs, the embedding first, over random branches."""
     torch.manual_seed(1)
     dim = embed_BTD.shape[-1]
     state, outputs, reads = residual.start(embed_BTD), [embed_BTD], []
@@ -114,8 +109,7 @@ def run_alone(
         mix, state = residual.read(state, depth)
         h_BTD = one_input(mix)
         reads.append(mix.value_BTD if isinstance(mix, Ways) else mix)
-        out_BTD = torch.tanh(h_BTD @ torch.randn(dim, dim, dtype=h_BTD.dtype))
-        outputs.append(out_BTD[..., :1].expand_as(out_BTD) if is_even else out_BTD)
+        outputs.append(torch.tanh(h_BTD @ torch.randn(dim, dim, dtype=h_BTD.dtype)))
         state = residual.write(state, depth, outputs[-1])
     with torch.no_grad():
         return [*reads, residual.finish(state)], outputs

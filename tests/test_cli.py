@@ -95,6 +95,8 @@ HELP = {
     "evaluate": ["FOLDER", "lm-evaluation-harness", "HF_HUB_OFFLINE", "--tasks", "--n-shots",
                  "--limit", "--batch-size", "sequences a forward pass", "-o FILE", "YAML"],
     "layout": ["--layers", "two sublayers", "--n-blocks", "Full AttnRes", "Kimi K3"],
+    "cost": ["MODEL", "--residual", "METHOD", "--methods", "--json FILE", "--budget-gb", "10^9",
+             "--budget-percent", "standard residual", "--chunk", "without values", "measured"],
 }  # fmt: skip
 
 

@@ -91,6 +91,28 @@ def test_gradients_of_input_and_parameters_in_float64(config):
 
 
 @every_config
+def test_tokens_are_joined_alone_whatever_their_shape(config):
+    """One token has no leading axis; no tokens are a tensor without numbers."""
+    torch.manual_seed(0)
+    residual = config.build(DIM, N_SUBLAYERS).double()
+    for parameter in residual.parameters():
+        nn.init.normal_(parameter)
+
+    def run(embed_D):
+        state = residual.start(embed_D)
+        for depth in range(N_SUBLAYERS):
+            h_D, state = residual.read(state, depth)
+            state = residual.write(state, depth, torch.sin(h_D))
+        return residual.finish(state)
+
+    embed_BTD = torch.randn(2, 3, DIM, dtype=torch.float64)
+    expected = run(embed_BTD)
+    torch.testing.assert_close(run(embed_BTD[1, 2]), expected[1, 2])
+    torch.testing.assert_close(run(embed_BTD[:, 1]), expected[:, 1])
+    assert run(embed_BTD[:, :0]).shape == (2, 0, DIM)
+
+
+@every_config
 def test_a_bfloat16_stream_stays_so_under_float32_branches(config):
     residual = config.build(DIM, N_SUBLAYERS)
     state = residual.start(torch.randn(2, DIM).bfloat16())
