@@ -75,6 +75,11 @@ LAYER_METHODS = {  # what a sublayer reads, where weights of many earlier states
     ),
 }
 
+STARTS_ANEW = {  # where the last output is added to no sum of all before it
+    "window": "every sublayer is a block of its own",
+    "grn": "every layer begins a sum of its own",
+}
+
 
 def compared(runs: Sequence[Run]) -> list[str]:
     """Model, data and length of training, where they are the same in all runs."""
@@ -185,9 +190,10 @@ def _stream_trend(run: Run) -> str:
     sums_all = run.method in ("standard", "centered", "delta")
     if run.block_ends and not sums_all:
         return _reset(run, rms)
-    if run.layout_sizes and not sums_all:
+    if run.method in STARTS_ANEW or (run.layout_sizes and not sums_all):
+        why = STARTS_ANEW.get(run.method, STARTS_ANEW["window"])
         return (
-            f"{run.name}: every sublayer is a block of its own, so no sum builds up; "
+            f"{run.name}: {why}, so no sum builds up; "
             f"the RMS lies between {rms.min():.3g} and {rms.max():.3g}."
         )
     return f"{run.name}: the running sum {_growth(rms)}."

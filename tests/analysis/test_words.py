@@ -53,6 +53,21 @@ def test_full_has_no_running_sum(make, tmp_path):
     assert "no sum builds up; the RMS lies between 1 and 1.04" in sentence
 
 
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [("window", "every sublayer is a block of its own"), ("grn", "every layer begins a sum")],
+)
+def test_a_method_without_a_sum_of_all_outputs_has_no_running_sum(make, tmp_path, method, why):
+    sentence = trend(make, tmp_path, method=method, sizes=[], rms=make.growing)
+    assert why in sentence
+    assert "grows" not in sentence
+
+
+def test_the_running_sum_of_delta_goes_on_over_block_ends(make, tmp_path):
+    sentence = trend(make, tmp_path, method="delta", sizes=make.blocks, rms=make.growing)
+    assert "grows with depth" in sentence
+
+
 def test_one_block_has_no_end_to_fall_back_at(make, tmp_path):
     assert "one block only" in trend(make, tmp_path, method="attn_res", sizes=[12])
 
