@@ -8,7 +8,7 @@ import torch
 from attnres.cost.counted import Counted, count, eager_work, saved_vectors
 from attnres.residual import RESIDUALS, ResidualConfig, format_residual
 
-N_TOKENS, DIM = 64, 256  # of the measurement
+N_TOKENS, DIM = 64, 256  # of the measurement; a narrower method is measured at its own width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class MethodCost:
     measured: Measured
 
 
-def measure(config: ResidualConfig, n_sublayers: int) -> Measured:
+def measure(config: ResidualConfig, n_sublayers: int, dim: int = DIM) -> Measured:
     """Both forward passes are run; sublayers are left out."""
-    residual: Any = config.build(DIM, n_sublayers)
-    embed_TD = torch.randn(N_TOKENS, DIM, requires_grad=True)
+    residual: Any = config.build(dim, n_sublayers)
+    embed_TD = torch.randn(N_TOKENS, dim, requires_grad=True)
     saved = saved_vectors(residual, embed_TD)
     moved = eager_work(residual, embed_TD).n_numbers / embed_TD.numel() / n_sublayers
     return Measured(saved=saved, moved=moved)
@@ -49,7 +49,7 @@ def variants(n_sublayers: int, n_blocks: int = 8) -> list[ResidualConfig]:
 
 
 def method_costs(dim: int, n_sublayers: int, n_blocks: int = 8) -> list[MethodCost]:
-    """Counts are of width `dim`; what is measured hardly depends on it."""
+    """Counted at width `dim`, measured at `min(dim, DIM)`: scalars a token weigh more there."""
     with torch.random.fork_rng(devices=[]):
         return [_cost(each, dim, n_sublayers) for each in variants(n_sublayers, n_blocks)]
 
@@ -61,5 +61,5 @@ def _cost(config: ResidualConfig, dim: int, n_sublayers: int) -> MethodCost:
         method=format_residual(config),
         starts_as=starts_as,
         counted=count(config, dim, n_sublayers),
-        measured=measure(config, n_sublayers),
+        measured=measure(config, n_sublayers, min(dim, DIM)),
     )

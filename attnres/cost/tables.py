@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from attnres.cost.counted import Counted
 from attnres.cost.memory import prefill_bytes, source_bytes
 from attnres.cost.messages import messages
-from attnres.cost.methods import MethodCost
+from attnres.cost.methods import DIM, MethodCost
 from attnres.cost.schemes import schemes
 from attnres.cost.sizes import BACKWARD, Sizes
 from attnres.layout import check_count
@@ -122,7 +122,8 @@ def methods_table(costs: Sequence[MethodCost], n_sublayers: int, dim: int) -> Ta
                "saved, CPU", "checkpointed", "FLOPs / D")  # fmt: skip
     title = f"Every residual method over {n_sublayers} sublayers of width {dim}"
     note = ("vectors of D a token: moved (forward) and FLOPs are a sublayer's share, saved and "
-            "checkpointed are of all sublayers")  # fmt: skip
+            f"checkpointed are of all sublayers; eager and CPU are measured at width "
+            f"{min(dim, DIM)}, where scalars a token weigh more")  # fmt: skip
     return Table(title, columns, rows, note)
 
 

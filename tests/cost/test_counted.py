@@ -1,5 +1,7 @@
 """What is counted from a method is what is measured, for every method."""
 
+from functools import cache
+
 import pytest
 import torch
 from depth_methods import CONFIGS
@@ -23,10 +25,15 @@ VECTORS = 3  # a reader, for any number of tokens: query, key weight and their p
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=format_residual)
 
 
+@cache
+def both(config):
+    return count(config, DIM, N_SUBLAYERS), measure(config, N_SUBLAYERS)
+
+
 def in_plain_pytorch(config, device):
     with torch.device(device):
         residual = config.build(DIM, N_SUBLAYERS)
-        embed_TD = torch.zeros(N_TOKENS, DIM, requires_grad=True)
+        embed_TD = torch.ones(N_TOKENS, DIM, requires_grad=True)
     for module in residual.modules():
         if hasattr(module, "impl"):
             module.impl = "closed_form"
@@ -43,20 +50,20 @@ def test_saved_bytes_are_counted_without_values_as_with_them(config):
 def test_the_fastest_implementation_saves_the_same_vectors(config):
     n = N_SUBLAYERS + 1  # readers, and sources of each at most
     of_implementations = n * n * SCALARS / DIM + n * VECTORS / N_TOKENS
-    counted, measured = count(config, DIM, N_SUBLAYERS), measure(config, N_SUBLAYERS)
+    counted, measured = both(config)
     assert measured.saved == pytest.approx(counted.saved, abs=of_implementations)
 
 
 @every_config
 def test_no_method_claims_to_move_more_than_plain_pytorch_moves(config):
-    counted, measured = count(config, DIM, N_SUBLAYERS), measure(config, N_SUBLAYERS)
+    counted, measured = both(config)
     assert counted.moved is not None
     assert 0 < counted.moved <= measured.moved
 
 
 @every_config
 def test_parameters_and_work_are_those_of_the_method(config):
-    counted = count(config, DIM, N_SUBLAYERS)
+    counted, _ = both(config)
     residual = config.build(DIM, N_SUBLAYERS)
     assert counted.n_params == sum(p.numel() for p in residual.parameters())
     embed_TD = torch.randn(N_TOKENS, DIM)
