@@ -20,6 +20,9 @@ CONFIGS: list[ResidualConfig] = [
     AttnResConfig(),
     AttnResConfig(sublayers_per_block=2),
     AttnResConfig(sublayers_per_block=5),  # closes inside a layer; the last block is short
+    AttnResConfig(query="input", null_source=True),
+    AttnResConfig(weights="scalars", kernel="sigmoid"),
+    AttnResConfig(sublayers_per_block=5, key_rank=4, count_prior=0.5),
     TwoPhaseConfig(),
     TwoPhaseConfig(sublayers_per_block=2),
     TwoPhaseConfig(sublayers_per_block=5),
