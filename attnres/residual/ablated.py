@@ -56,7 +56,8 @@ class Ablated(AttendsOverDepth[AblatedState]):
         self.readers = nn.ModuleList([FirstReader(), *later])
 
     def start(self, embed_BTD: Tensor) -> AblatedState:
-        return AblatedState(blocks=(embed_BTD,))
+        before_BTD = embed_BTD if self.ablations.query == "input" else None
+        return AblatedState(blocks=(embed_BTD,), before=before_BTD)
 
     def read(self, state: AblatedState, depth: int) -> tuple[Mix, AblatedState]:
         check_depth(depth, self.n_sublayers - 1)

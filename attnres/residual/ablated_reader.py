@@ -104,10 +104,8 @@ class AblatedReader(nn.Module):
         return [logits(q_K, key_SK, self.n_heads) for q_K in queries if q_K is not None]
 
     def _query(self, before_D: Tensor | None) -> Tensor | None:
-        if self.ablations.query != "input" or self.query is None:
+        if before_D is None or self.query is None:
             return self.query
-        if before_D is None:
-            raise ValueError("a query that is made of the mix before needs every read, in order")
         dtype = torch.promote_types(before_D.dtype, torch.float32)
         return F.linear(before_D[..., : self.dim].to(dtype), self.query.to(dtype))
 

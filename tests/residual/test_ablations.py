@@ -131,8 +131,9 @@ def test_what_does_not_fit_the_model_is_refused_where_it_is_built(config, messag
         config.build(DIM, N_SUBLAYERS)
 
 
-def test_a_projected_query_without_the_read_before_is_refused():
-    residual = AttnResConfig(query="input").build(DIM, N_SUBLAYERS)
-    state = residual.write(residual.start(torch.randn(2, DIM)), 0, torch.randn(2, DIM))
-    with pytest.raises(ValueError, match="needs every read, in order"):
-        residual.read(state, 1)
+def test_the_read_before_the_first_is_the_embedding():
+    residual: Any = AttnResConfig(query="input").build(DIM, N_SUBLAYERS)
+    embed_TD = torch.randn(2, DIM)
+    state = residual.start(embed_TD)
+    assert state.before is residual.read(state, 0)[1].before is embed_TD
+    assert AttnResConfig(n_heads=2).build(DIM, N_SUBLAYERS).start(embed_TD).before is None
