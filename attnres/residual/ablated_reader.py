@@ -1,4 +1,4 @@
-"""The read of an ablated AttnRes, in plain PyTorch: keys, logits, weights, mix.
+"""The read of an ablated AttnRes, in plain PyTorch: norm, logits, weights, mix.
 
 S sources, H heads, K key width of a head, P value width of a head; `...` is any leading shape.
 Sources may be wider than D: what is beyond, such as coordinates, is mixed by the mean over heads.
@@ -99,9 +99,16 @@ class AblatedReader(nn.Module):
         if self.scalars is not None:
             shape = source_SD[..., 0].unsqueeze(1).shape
             return [over(self.scalars.to(source_SD.dtype), source_SD).expand(shape)]
-        key_SK = keys(source_SD[..., : self.dim], self.key_weight, self.rank, self.eps)
+        key_SK = source_SD[..., self.dim - self.rank : self.dim]
         queries = [self._query(before_D), self.value_query]
-        return [logits(q_K, key_SK, self.n_heads) for q_K in queries if q_K is not None]
+        return [self._logits_of(q_K, key_SK) for q_K in queries if q_K is not None]
+
+    def _logits_of(self, query_K: Tensor, key_SK: Tensor) -> Tensor:
+        if self.key_weight is None:
+            return logits(query_K, key_SK, self.n_heads)
+        scaled_K = query_K * self.key_weight.to(key_SK.dtype)
+        norm_S = inverse_rms(key_SK, self.eps).unsqueeze(1)
+        return norm_S * logits(scaled_K, key_SK, self.n_heads)
 
     def _query(self, before_D: Tensor | None) -> Tensor | None:
         if before_D is None or self.query is None:
@@ -110,12 +117,9 @@ class AblatedReader(nn.Module):
         return F.linear(before_D[..., : self.dim].to(dtype), self.query.to(dtype))
 
 
-def keys(source_SD: Tensor, key_weight_K: Tensor | None, rank: int, eps: float) -> Tensor:
-    """The last channels of each source, normalised where there is a gain, [S, ..., K]."""
-    tail_SK = source_SD[..., -rank:]
-    if key_weight_K is None:
-        return tail_SK
-    return F.rms_norm(tail_SK, (rank,), key_weight_K.to(tail_SK.dtype), eps)
+def inverse_rms(key_SK: Tensor, eps: float) -> Tensor:
+    """The norm of keys as a factor of logits, [S, ...]; F.rms_norm takes longer backwards."""
+    return (key_SK.square().mean(dim=-1) + eps).rsqrt()
 
 
 def logits(query_K: Tensor, key_SK: Tensor, n_heads: int) -> Tensor:
@@ -138,7 +142,7 @@ def weights(logits_SH: Tensor, kernel: str | None, null_logit_H: Tensor | None) 
 def mix(alpha_SH: Tensor, source_SD: Tensor, dim: int) -> Tensor:
     """Sum of the sources by the weights of their heads, [..., D]."""
     value_SHP = source_SD[..., :dim].unflatten(-1, (alpha_SH.shape[1], -1))
-    mix_D = torch.einsum("sh...,s...hp->...hp", alpha_SH, value_SHP).flatten(-2)
+    mix_D = (alpha_SH.movedim(1, -1).unsqueeze(-1) * value_SHP).sum(dim=0).flatten(-2)
     rest_SD = source_SD[..., dim:]
     rest_D = torch.einsum("s...,s...d->...d", alpha_SH.mean(dim=1), rest_SD)
     return torch.cat([mix_D, rest_D], dim=-1) if rest_SD.shape[-1] else mix_D
