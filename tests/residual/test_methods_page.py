@@ -41,4 +41,4 @@ def test_every_ablation_has_its_row_and_its_text_is_read():
     for setting in rows:
         parse_residual(f"attn_res:n_blocks=4,{setting}")
     named = {setting.partition("=")[0] for setting in rows} | {"count_power"}
-    assert named == {name for name in Ablations.__dataclass_fields__}
+    assert named == set(Ablations.__dataclass_fields__)
