@@ -8,11 +8,27 @@ from torch import Tensor, nn
 from attnres.residual import (
     AttnResConfig,
     CenteredConfig,
+    DeepNormConfig,
+    DeltaConfig,
+    DeltaRuleConfig,
+    DenseFormerConfig,
+    GrnConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    KeelConfig,
+    LaurelConfig,
+    LayerScaleConfig,
+    ManifoldHyperConnectionsConfig,
+    Mix,
+    MuddFormerConfig,
     Residual,
     ResidualConfig,
+    ReZeroConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
+    Ways,
+    WindowConfig,
 )
 
 CONFIGS: list[ResidualConfig] = [
@@ -23,6 +39,8 @@ CONFIGS: list[ResidualConfig] = [
     AttnResConfig(query="input", null_source=True),
     AttnResConfig(weights="scalars", kernel="sigmoid"),
     AttnResConfig(sublayers_per_block=5, key_rank=4, count_prior=0.5),
+    AttnResConfig(routes="qk_v"),
+    AttnResConfig(n_heads=2),
     TwoPhaseConfig(),
     TwoPhaseConfig(sublayers_per_block=2),
     TwoPhaseConfig(sublayers_per_block=5),
@@ -31,8 +49,45 @@ CONFIGS: list[ResidualConfig] = [
     SummedConfig(sublayers_per_block=5),
     CenteredConfig(),
     CenteredConfig(sublayers_per_block=5),
+    WindowConfig(n_last=2),
+    WindowConfig(n_last=2, remainder=True),
+    DeltaConfig(),
+    DeltaConfig(sublayers_per_block=5),
+    DenseFormerConfig(),
+    DenseFormerConfig(dilation=2, period=2, sublayers_per_layer=1),
+    MuddFormerConfig(),
+    MuddFormerConfig(ways="residual"),
+    GrnConfig(version=1, sublayers_per_layer=1, n_last=2),
+    GrnConfig(version=2),
+    GrnConfig(ways="qkv", n_last=1),
+    HighwayConfig(),
+    HighwayConfig(gate="dense"),
+    ReZeroConfig(),
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+    LaurelConfig(n_previous=2),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    HyperConnectionsConfig(n_streams=2),
+    HyperConnectionsConfig(n_streams=3, dynamic=False),
+    ManifoldHyperConnectionsConfig(n_streams=3),
+    ManifoldHyperConnectionsConfig(n_streams=3, constraint="permutation", reading="even"),
+    ManifoldHyperConnectionsConfig(n_streams=2, constraint="identity"),
+    DeltaRuleConfig(),
 ]
-MIXES_CHANNELS: tuple[type[Any], ...] = ()  # kinds of config without a depth mixing matrix
+MIXES_CHANNELS: list[ResidualConfig] = [  # without a depth mixing matrix
+    HighwayConfig(gate="dense"),
+    LaurelConfig(weights=False, rank=3, n_previous=1),
+    DeltaRuleConfig(),
+]
+WEIGHS_CHANNELS: list[ResidualConfig] = [  # whose matrix is a mean over channels
+    LayerScaleConfig(),
+    DeepNormConfig(),
+    KeelConfig(),
+    AttnResConfig(n_heads=2),
+    GrnConfig(version=2),
+    GrnConfig(ways="qkv", n_last=1),
+]
 
 
 def random_residual(config: ResidualConfig, dim: int, n_sublayers: int) -> Residual[Any]:
@@ -44,14 +99,22 @@ def random_residual(config: ResidualConfig, dim: int, n_sublayers: int) -> Resid
     return residual
 
 
+def one_input(mix: Mix) -> Tensor:
+    """What a stub of a sublayer takes; several ways get into it unequally, and none is lost."""
+    if not isinstance(mix, Ways):
+        return mix
+    return mix.value_BTD + torch.tanh(mix.query_BTD) * torch.sin(mix.key_BTD)
+
+
 def run_alone(residual: Residual[Any], embed_BTD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """What every reader read, and the outputs, the embedding first, over random branches."""
     torch.manual_seed(1)
     dim = embed_BTD.shape[-1]
     state, outputs, reads = residual.start(embed_BTD), [embed_BTD], []
     for depth in range(residual.n_sublayers):
-        h_BTD, state = residual.read(state, depth)
-        reads.append(h_BTD)
+        mix, state = residual.read(state, depth)
+        h_BTD = one_input(mix)
+        reads.append(mix.value_BTD if isinstance(mix, Ways) else mix)
         outputs.append(torch.tanh(h_BTD @ torch.randn(dim, dim, dtype=h_BTD.dtype)))
         state = residual.write(state, depth, outputs[-1])
     with torch.no_grad():

@@ -14,6 +14,7 @@ import pytest
 from tiny_runs import assert_same_run, checkpoints, rows, snapshot
 
 from attnres.cli import COMMANDS, main
+from attnres.residual import RESIDUALS
 
 TINY = {
     "--name": "tiny",
@@ -94,6 +95,8 @@ HELP = {
     "evaluate": ["FOLDER", "lm-evaluation-harness", "HF_HUB_OFFLINE", "--tasks", "--n-shots",
                  "--limit", "--batch-size", "sequences a forward pass", "-o FILE", "YAML"],
     "layout": ["--layers", "two sublayers", "--n-blocks", "Full AttnRes", "Kimi K3"],
+    "cost": ["MODEL", "--residual", "METHOD", "--methods", "--json FILE", "--budget-gb", "10^9",
+             "--budget-percent", "standard residual", "--chunk", "without values", "measured"],
 }  # fmt: skip
 
 
@@ -159,7 +162,7 @@ BAD_SETTINGS = [
       for value in ("0", "-2", "1.5", "many")),
     ({"model.dim": "33"}, "dim=33"),
     ({"model.init_std": "2"}, "init_std must be above 0 and at most 1, got 2.0"),
-    ({"model.residual": "hyper"}, "'hyper'"),
+    ({"model.residual": "other"}, "'other'"),
     ({"model.residual": "attn_res:block_size=2"}, "block_size has no unit"),
     ({"model.residual": "attn_res:n_blocks=two"}, "'two'"),
     ({"model.residual": "attn_res:n_blocks=1.5"}, "n_blocks must be a positive integer, got 1.5"),
@@ -244,8 +247,8 @@ SENTENCES = {
     "train demo --n-steps 0": "n_steps must be a positive integer, got 0",
     "train demo --model.n-layers 0": "n_layers must be a positive integer, got 0",
     "train demo --model.n-kv-heads 3": "n_heads=4 is no multiple of n_kv_heads=3",
-    "train demo --model.residual hyper": "no residual method 'hyper'; there are: standard, "
-    "attn_res, two_phase, sum, centered",
+    "train demo --model.residual other": "no residual method 'other'; there are: "
+    + ", ".join(RESIDUALS),
     "report": "Missing from attnres report: FOLDER folder of an experiment: one folder a run in it "
     "(required)",
 }

@@ -22,6 +22,7 @@ ORDER = [
     "train",
     "inference",
     "analysis",
+    "experiment",
     "arguments",
     "cli",
 ]

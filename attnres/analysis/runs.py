@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from attnres.train.run_folder import flatten
+from attnres.train.run_folder import settings
 
 Row = dict[str, Any]
 COUNTS = ("n_steps", "seed", "batch_size", "seq_len")  # fields of a recipe that are computed with
@@ -115,7 +115,7 @@ def entry(nested: Row, dotted: str, default: Any = None) -> Any:
 
 def differing_fields(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Recipe fields that are not the same in all runs, one value a run, None where absent."""
-    recipes = [flatten(run.recipe) for run in runs]
+    recipes = [settings(run.recipe) for run in runs]
     keys = dict.fromkeys(key for recipe in recipes for key in recipe if key != "name")
     values = {key: [recipe.get(key) for recipe in recipes] for key in keys}
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}

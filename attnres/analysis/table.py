@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
+OF_THE_RESIDUAL = ("model.residual.", "optim.depth_")  # the standard one has nothing to train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +73,11 @@ def standard_for(run: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def _unlike(run: Run, other: Run) -> list[str]:
-    """Recipe fields that differ, other than the residual and the seed."""
+    """Recipe fields that differ, other than the residual, how it is trained, and the seed."""
     return [
         field
         for field in differing_fields([run, other])
-        if not field.startswith("model.residual.") and field.rpartition(".")[2] != "seed"
+        if not field.startswith(OF_THE_RESIDUAL) and field.rpartition(".")[2] != "seed"
     ]
 
 

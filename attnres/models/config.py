@@ -97,6 +97,13 @@ class AttnResCausalLMConfig(PreTrainedConfig):
                 f"{self.text_config.model_type} layer are one sublayer, so give "
                 f"sublayers_per_block={n_layers}"
             )
+        n_per_layer = len(family_of(self.text_config).sublayers)
+        given = getattr(self.residual_config, "sublayers_per_layer", n_per_layer)
+        if given > n_per_layer:
+            raise ValueError(
+                f"sublayers_per_layer={given}: a {self.text_config.model_type} layer is "
+                f"{n_per_layer} sublayer, so give sublayers_per_layer={n_per_layer}"
+            )
         state = self.residual_config.describe(self.n_sublayers)
         if self.scaled_norm_eps:
             state["norm_eps"] = "over the square of the number of sources"

@@ -5,12 +5,14 @@ from typing import Any
 
 from attnres.models.sublayers import Attention, Branch, Family, Parallel
 
-ATTENTION = Attention("self_attn", norm="input_layernorm")
+QKV = ("q_proj", "k_proj", "v_proj")
+ATTENTION = Attention("self_attn", norm="input_layernorm", projections=QKV)
 MLP = Branch("mlp", norm="post_attention_layernorm")
 PRE_NORM = Family(sublayers=(ATTENTION, MLP))
+LATENT = Family(sublayers=(Attention("self_attn", norm="input_layernorm"), MLP))
 SANDWICH = Family(
     sublayers=(
-        Attention("self_attn", norm="input_layernorm", after="post_attention_layernorm"),
+        replace(ATTENTION, after="post_attention_layernorm"),
         Branch("mlp", norm="pre_feedforward_layernorm", after="post_feedforward_layernorm"),
     ),
     eps="eps",
@@ -32,8 +34,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3": PRE_NORM,
     "qwen3_moe": PRE_NORM,
     "mixtral": PRE_NORM,
-    "deepseek_v3": PRE_NORM,
-    "kimi_linear": PRE_NORM,
+    "deepseek_v3": LATENT,
+    "kimi_linear": LATENT,
     "gemma2": SANDWICH,
     "gemma3_text": SANDWICH,
     "gpt2": Family(
@@ -63,13 +65,13 @@ FAMILIES: dict[str, Family] = {
     "olmo": Family(sublayers=(ATTENTION, MLP), eps=None),
     "olmo2": Family(
         sublayers=(
-            Attention("self_attn", after="post_attention_layernorm"),
+            Attention("self_attn", after="post_attention_layernorm", projections=QKV),
             Branch("mlp", after="post_feedforward_layernorm"),
         )
     ),
     "granite": Family(
         sublayers=(
-            Attention("self_attn", norm="input_layernorm", after="residual_multiplier"),
+            replace(ATTENTION, after="residual_multiplier"),
             Branch("mlp", norm="post_attention_layernorm", after="residual_multiplier"),
         )
     ),

@@ -4,15 +4,19 @@ A sublayer is the whole residual branch, exactly as the stream receives it: the 
 stream, attention or MLP, and the norm, dropout or multiplier that the layer puts after them. It is
 a function of the decoder layer, the hidden state and the keyword arguments that the model's own
 loop passes down (mask, rotary embeddings, KV cache).
+
+Where query, key and value each have a mix, all three go through the norm and then side by side
+through the attention, whose projections take their own (`attnres.models.joined`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from attnres.residual.base import Output, Parts
+from attnres.residual.base import Mix, Output, Parts, Ways
 
 Context = Mapping[str, Any]
 
@@ -29,9 +33,11 @@ class Branch:
     def norms(self) -> tuple[str, ...]:
         return () if self.norm is None else (self.norm,)
 
-    def __call__(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor:
+    def __call__(self, layer: Any, mix: Mix, context: Context) -> Tensor:
+        ways = mix if isinstance(mix, Ways) else (mix,)
         if self.norm is not None:
-            h_BTD = getattr(layer, self.norm)(h_BTD)
+            ways = tuple(getattr(layer, self.norm)(way_BTD) for way_BTD in ways)
+        h_BTD = ways[0] if len(ways) == 1 else torch.cat(ways, dim=-1)
         out_BTD = self.run(layer, h_BTD, context)
         if self.after is None:
             return out_BTD
@@ -42,8 +48,11 @@ class Branch:
         return getattr(layer, self.part)(h_BTD)
 
 
+@dataclass(frozen=True)
 class Attention(Branch):
     """A branch whose part takes the context, and may give its weights besides."""
+
+    projections: tuple[str, ...] = ()  # of query, key and value, where each reads the input itself
 
     def run(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor:
         out = getattr(layer, self.part)(h_BTD, **context)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from attnres.models.families import family_of
-from attnres.residual import Residual
+from attnres.residual import Mix, Residual, Ways
 
 
 class Tap(NamedTuple):
     """One read: of a sublayer, by depth, or the last, before the final norm."""
 
     stream_BTD: Tensor | None  # the running sum, or the partial sum; None where there is no such
-    mix_BTD: Tensor  # what was read, before any norm
+    mix_BTD: Tensor  # what was read, before any norm; of several ways that of the values
 
 
 class TappedState(NamedTuple):
@@ -42,11 +42,12 @@ class Tapped:
     def start(self, embed_BTD: Tensor) -> TappedState:
         return TappedState(self.residual.start(embed_BTD), (), self.asked_for)
 
-    def read(self, tapped: TappedState, depth: int) -> tuple[Tensor, TappedState]:
+    def read(self, tapped: TappedState, depth: int) -> tuple[Mix, TappedState]:
         stream_BTD = self.stream(tapped.state)
-        h_BTD, state = self.residual.read(tapped.state, depth)
+        mix, state = self.residual.read(tapped.state, depth)
+        h_BTD = mix.value_BTD if isinstance(mix, Ways) else mix
         taps = (*tapped.taps, Tap(stream_BTD, h_BTD))
-        return h_BTD, tapped._replace(state=state, taps=taps)
+        return mix, tapped._replace(state=state, taps=taps)
 
     def write(self, tapped: TappedState, depth: int, out_BTD: Any) -> TappedState:
         return tapped._replace(state=self.residual.write(tapped.state, depth, out_BTD))

@@ -13,10 +13,22 @@ from attnres.residual.config import (
     residual_to_json,
 )
 from attnres.residual.coordinates import with_coordinate
+from attnres.residual.delta import Delta, DeltaConfig
+from attnres.residual.delta_rule import DeltaRule, DeltaRuleConfig
+from attnres.residual.denseformer import DenseFormer, DenseFormerConfig
 from attnres.residual.depth_reader import DepthReader
+from attnres.residual.grn import Grn, GrnConfig
+from attnres.residual.highway import Highway, HighwayConfig
+from attnres.residual.hyper import HyperConnections, HyperConnectionsConfig
+from attnres.residual.laurel import Laurel, LaurelConfig, LaurelState
+from attnres.residual.layer_scale import LayerScale, LayerScaleConfig, ReZero, ReZeroConfig
+from attnres.residual.mhc import ManifoldHyperConnections, ManifoldHyperConnectionsConfig
+from attnres.residual.muddformer import MuddFormer, MuddFormerConfig
+from attnres.residual.post_norm import DeepNormConfig, KeelConfig, PostNorm
 from attnres.residual.standard import Standard, StandardConfig
 from attnres.residual.summed import Summed, SummedConfig
 from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState
+from attnres.residual.window import Window, WindowConfig
 
 __all__ = [
     "RESIDUALS",
@@ -28,9 +40,35 @@ __all__ = [
     "Centered",
     "CenteredConfig",
     "CenteredState",
+    "DeepNormConfig",
+    "Delta",
+    "DeltaConfig",
+    "DeltaRule",
+    "DeltaRuleConfig",
+    "DenseFormer",
+    "DenseFormerConfig",
     "DepthReader",
     "DepthState",
+    "Grn",
+    "GrnConfig",
+    "Highway",
+    "HighwayConfig",
+    "HyperConnections",
+    "HyperConnectionsConfig",
+    "KeelConfig",
+    "Laurel",
+    "LaurelConfig",
+    "LaurelState",
+    "LayerScale",
+    "LayerScaleConfig",
+    "ManifoldHyperConnections",
+    "ManifoldHyperConnectionsConfig",
     "Mix",
+    "MuddFormer",
+    "MuddFormerConfig",
+    "PostNorm",
+    "ReZero",
+    "ReZeroConfig",
     "Residual",
     "ResidualConfig",
     "Standard",
@@ -43,6 +81,8 @@ __all__ = [
     "TwoPhaseConfig",
     "TwoPhaseState",
     "Ways",
+    "Window",
+    "WindowConfig",
     "format_residual",
     "parse_residual",
     "residual_from_json",

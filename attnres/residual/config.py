@@ -10,9 +10,21 @@ from attnres.layout import UNITS_IN_WORDS
 from attnres.residual.attn_res import AttnResConfig
 from attnres.residual.base import ResidualConfig
 from attnres.residual.centered import CenteredConfig
+from attnres.residual.delta import DeltaConfig
+from attnres.residual.delta_rule import DeltaRuleConfig
+from attnres.residual.denseformer import DenseFormerConfig
+from attnres.residual.grn import GrnConfig
+from attnres.residual.highway import HighwayConfig
+from attnres.residual.hyper import HyperConnectionsConfig
+from attnres.residual.laurel import LaurelConfig
+from attnres.residual.layer_scale import LayerScaleConfig, ReZeroConfig
+from attnres.residual.mhc import ManifoldHyperConnectionsConfig
+from attnres.residual.muddformer import MuddFormerConfig
+from attnres.residual.post_norm import DeepNormConfig, KeelConfig
 from attnres.residual.standard import StandardConfig
 from attnres.residual.summed import SummedConfig
 from attnres.residual.two_phase import TwoPhaseConfig
+from attnres.residual.window import WindowConfig
 
 RESIDUALS: dict[str, Any] = {  # each a dataclass and a `ResidualConfig`
     "standard": StandardConfig,
@@ -20,6 +32,20 @@ RESIDUALS: dict[str, Any] = {  # each a dataclass and a `ResidualConfig`
     "two_phase": TwoPhaseConfig,
     "sum": SummedConfig,
     "centered": CenteredConfig,
+    "window": WindowConfig,
+    "delta": DeltaConfig,
+    "denseformer": DenseFormerConfig,
+    "muddformer": MuddFormerConfig,
+    "grn": GrnConfig,
+    "highway": HighwayConfig,
+    "rezero": ReZeroConfig,
+    "layer_scale": LayerScaleConfig,
+    "deep_norm": DeepNormConfig,
+    "keel": KeelConfig,
+    "laurel": LaurelConfig,
+    "hyper": HyperConnectionsConfig,
+    "mhc": ManifoldHyperConnectionsConfig,
+    "delta_rule": DeltaRuleConfig,
 }
 
 

@@ -137,13 +137,15 @@ class AttendsOverDepth(Residual[State]):
     def traffic(self, depth: int) -> Traffic:
         """Each source once for the mix, the output and its block's sum for the write."""
         check_depth(depth, self.n_sublayers - 1)
-        begins = depth == 0 or self.layout.closes_after(depth - 1)
-        n_read, n_written = self.layout.n_sources(depth), int(depth > 0)
-        return Traffic(n_read + (0 if begins else 2), n_written + (0 if begins else 1))
+        return traffic_over_depth(self.layout, depth)
+
+    def n_sources(self, depth: int) -> int:
+        """Sources of the reader at `depth`."""
+        return self.layout.n_sources(depth)
 
     def reader(self, state: State, depth: int) -> DepthReader | FirstReader:
         """The reader at `depth`; ValueError where the state is not the one that it reads."""
-        expected = self.layout.n_sources(depth)
+        expected = self.n_sources(depth)
         if len(state.sources) != expected:
             raise ValueError(
                 f"the state has {len(state.sources)} sources, at depth {depth} there are "
@@ -167,6 +169,13 @@ class AttendsOverDepth(Residual[State]):
         if self.layout.closes_after(depth):
             return (*state.blocks, self.as_source(cast(Tensor, total_BTD))), None
         return state.blocks, total_BTD
+
+
+def traffic_over_depth(layout: BlockLayout, depth: int) -> Traffic:
+    """What reading and writing at `depth` move where every reader reads for itself."""
+    begins = depth == 0 or layout.closes_after(depth - 1)
+    n_read, n_written = layout.n_sources(depth), int(depth > 0)
+    return Traffic(n_read + (0 if begins else 2), n_written + (0 if begins else 1))
 
 
 def units_of(config: Any) -> dict[str, int]:

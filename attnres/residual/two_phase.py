@@ -16,8 +16,14 @@ from torch import Tensor
 from attnres.layout import BlockLayout, check_count
 from attnres.ops import split_queries
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, check_depth
-from attnres.residual.depth_reader import AttendsOverDepth, DepthReader, layout_of, units_of
+from attnres.residual.base import Output, Traffic, check_depth
+from attnres.residual.depth_reader import (
+    AttendsOverDepth,
+    DepthReader,
+    layout_of,
+    traffic_over_depth,
+    units_of,
+)
 
 
 class TwoPhaseState(NamedTuple):
@@ -87,6 +93,11 @@ class TwoPhase(AttendsOverDepth[TwoPhaseState]):
     def finish(self, state: TwoPhaseState) -> Tensor:
         return self._read(state, self.n_sublayers)[0]
 
+    def traffic(self, depth: int) -> Traffic:
+        """What a group asks counts at its first reader: finished blocks read, a mix a reader."""
+        check_depth(depth, self.n_sublayers - 1)
+        return traffic_in_two_phases(self.layout, self.groups, depth)
+
     def _read(self, state: TwoPhaseState, depth: int) -> tuple[Tensor, TwoPhaseState]:
         reader, (last, n_asked) = self.reader(state, depth), self.groups[depth]
         if n_asked == 0:
@@ -126,6 +137,22 @@ def groups(layout: BlockLayout, readers_per_group: int | None = None) -> tuple[G
         n_asked = n_finished if min(n_readers, n_finished) > 1 else 0
         found += [Group(following - 1, n_asked)] * n_readers
     return tuple(found)
+
+
+def traffic_in_two_phases(layout: BlockLayout, of_group: tuple[Group, ...], depth: int) -> Traffic:
+    """What reading and writing at `depth` move, with the group of each reader."""
+    last, n_asked = of_group[depth]
+    n_read, n_written = traffic_over_depth(layout, depth)
+    if n_asked == 0:
+        return Traffic(n_read, n_written)
+    is_first = depth == 0 or of_group[depth - 1].last != last
+    if is_first:
+        n_written += last + 1 - depth  # a mix for each reader of the group
+    else:
+        n_read -= n_asked
+    if layout.n_sources(depth) == n_asked:
+        return Traffic(n_read, n_written - 1)  # the mix of phase 1 is what is read
+    return Traffic(n_read + 1, n_written)
 
 
 def _first_readers(layout: BlockLayout, readers_per_group: int | None) -> list[int]:

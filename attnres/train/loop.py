@@ -46,7 +46,12 @@ class Run(NamedTuple):
     device: torch.device
 
 
-def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: None) -> None:
+def train(
+    recipe: Recipe,
+    path: Path,
+    report: Report = lambda step, figures: None,
+    tokens: data.TokenData | None = None,
+) -> None:
     """Run `recipe` in the folder `path`, from its newest valid checkpoint on.
 
     Args:
@@ -54,6 +59,7 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
         path: made where it is missing; it then holds recipe, environment, metrics, checkpoints and,
             at the end, `model/` for `from_pretrained`.
         report: called after each step that is logged.
+        tokens: of the recipe's data, where they are loaded already.
 
     Raises:
         ValueError: another recipe, layout or text in the folder, unfit data.
@@ -62,7 +68,7 @@ def train(recipe: Recipe, path: Path, report: Report = lambda step, figures: Non
     folder = RunFolder(path, recipe.to_json())
     if folder.is_done():
         return
-    tokens = data.load_data(recipe.data)
+    tokens = tokens or data.load_data(recipe.data)
     torch.manual_seed(recipe.seed)
     run = _prepare(recipe, tokens)
     folder.claim()

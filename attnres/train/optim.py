@@ -4,13 +4,14 @@ matrices    2-D weights of hidden layers   Muon when chosen, decayed
 stacks      3-D and more: experts          AdamW, decayed
 embeddings  nn.Embedding and the head      AdamW, decayed
 vectors     norm gains, biases, scalars    AdamW, not decayed
-depth       all that a Residual holds      AdamW, not decayed
+depth       all that a Residual holds      AdamW, each at its share of the learning rate, and
+                                           decayed or not, as `Residual.tuning` says
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -34,9 +35,11 @@ class OptimConfig:
         schedule: "cosine" falls from the warmup on; "wsd" stays constant, then falls in a line.
         decay_fraction: share of the steps in which "wsd" falls.
         min_lr_fraction: share of `lr` left at the end.
-        depth_weight_decay: decay of what a residual method learns. 0, since a decayed query is
-            pulled back to zero, which mixes all sources alike; implementations that know no depth
-            parameters decay them as any other.
+        depth_weight_decay: decay of what a residual method learns and does not ask to be decayed as
+            a matrix is. 0, since a decayed query is pulled back to zero, which mixes all sources
+            alike; implementations that know no depth parameters decay them as any other.
+        depth_lr_scale: multiplies the learning rate of all that a residual method learns, over the
+            share that the method itself takes; a method is tuned by it.
     """
 
     optimizer: OptimizerName = "adamw"
@@ -52,12 +55,13 @@ class OptimConfig:
     min_lr_fraction: float = 0.1
     muon_momentum: float = 0.95
     depth_weight_decay: float = 0.0
+    depth_lr_scale: float = 1.0
 
     def __post_init__(self):
         for name, allowed in {"optimizer": OptimizerName, "schedule": Schedule}.items():
             if getattr(self, name) not in get_args(allowed):
                 raise ValueError(f"{name} {getattr(self, name)!r} is not in {get_args(allowed)}")
-        for name in ("lr", "eps"):
+        for name in ("lr", "eps", "depth_lr_scale"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not positive and finite")
         for name in ("weight_decay", "depth_weight_decay", "clip_norm", "warmup_steps"):
@@ -73,35 +77,59 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters of one kind, which share an optimizer and a weight decay."""
+    """Parameters of one kind, which share an optimizer, a weight decay and a learning rate."""
 
     name: GroupName
     params: tuple[nn.Parameter, ...]
     param_names: tuple[str, ...]
     weight_decay: float
     optimizer: OptimizerName
+    lr_scale: float = 1.0  # over the learning rate of the step
+
+
+class Kind(NamedTuple):
+    """What the parameters of a group have in common."""
+
+    name: GroupName
+    is_decayed: bool
+    lr_scale: float = 1.0
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("matrices", is_decayed=True),
+    Kind("stacks", is_decayed=True),
+    Kind("embeddings", is_decayed=True),
+    Kind("vectors", is_decayed=False),
+)
 
 
 def param_groups(model: nn.Module, config: OptimConfig) -> list[ParamGroup]:
     """Every trainable parameter of the model in exactly one group; no group is empty.
 
     A tied parameter counts once, under its first name. The head is the nn.Linear that the model's
-    `get_output_embeddings()` returns, or any module tied to an embedding.
+    `get_output_embeddings()` returns, or any module tied to an embedding. There is a group
+    "depth" for each way in which a residual method has its parameters trained.
+
+    Raises:
+        ValueError: a residual method whose `tuning` names a parameter twice, none of its own, or
+            leaves a trainable one out.
     """
-    members: dict[GroupName, dict[str, nn.Parameter]] = {name: {} for name in get_args(GroupName)}
-    embeddings, depth = _embedding_ids(model), _depth_ids(model)
+    members: dict[Kind, dict[str, nn.Parameter]] = {kind: {} for kind in KINDS}
+    embeddings, depth = _embedding_ids(model), _depth_kinds(model)
     for name, param in model.named_parameters():
         if param.requires_grad:
-            members[_group_name(param, embeddings, depth)][name] = param
+            kind = _kind(param, embeddings, depth)
+            members.setdefault(kind, {})[name] = param
     return [
         ParamGroup(
-            name=name,
+            name=kind.name,
             params=tuple(params.values()),
             param_names=tuple(params),
-            weight_decay=_weight_decay(name, config),
-            optimizer=config.optimizer if name == "matrices" else "adamw",
+            weight_decay=_weight_decay(kind, config),
+            optimizer=config.optimizer if kind.name == "matrices" else "adamw",
+            lr_scale=kind.lr_scale * (config.depth_lr_scale if kind.name == "depth" else 1.0),
         )
-        for name, params in members.items()
+        for kind, params in members.items()
         if params
     ]
 
@@ -113,29 +141,47 @@ def _embedding_ids(model: nn.Module) -> set[int]:
     return ids | {id(head.weight)} if isinstance(head, nn.Linear) else ids
 
 
-def _depth_ids(model: nn.Module) -> set[int]:
-    residuals = [module for module in model.modules() if isinstance(module, Residual)]
-    return {id(param) for residual in residuals for param in residual.parameters()}
+def _depth_kinds(model: nn.Module) -> dict[int, Kind]:
+    """The kind of every parameter of every residual method, by id."""
+    kinds: dict[int, Kind] = {}
+    for residual in [module for module in model.modules() if isinstance(module, Residual)]:
+        by_name = _kinds_by_name(residual)
+        for name, param in residual.named_parameters():
+            if param.requires_grad and name not in by_name:
+                method = type(residual).__name__
+                raise ValueError(f"{method} does not say how its parameter {name} is trained")
+            if name in by_name:
+                kinds.setdefault(id(param), by_name[name])  # of the outer, where one holds another
+    return kinds
 
 
-def _group_name(param: nn.Parameter, embeddings: set[int], depth: set[int]) -> GroupName:
+def _kinds_by_name(residual: Residual[Any]) -> dict[str, Kind]:
+    kinds: dict[str, Kind] = {}
+    own = {name for name, _ in residual.named_parameters()}
+    for names, lr_scale, is_decayed in residual.tuning():
+        for name in names:
+            if name in kinds or name not in own:
+                wrong = "twice" if name in kinds else "but has it not"
+                raise ValueError(f"{type(residual).__name__}.tuning names {name} {wrong}")
+            kinds[name] = Kind("depth", is_decayed, lr_scale)
+    return kinds
+
+
+def _kind(param: nn.Parameter, embeddings: set[int], depth: dict[int, Kind]) -> Kind:
+    matrices, stacks, embedding, vectors = KINDS
     if id(param) in embeddings:
-        return "embeddings"
+        return embedding
     if id(param) in depth:
-        return "depth"
+        return depth[id(param)]
     if param.ndim < 2:
-        return "vectors"
-    return "matrices" if param.ndim == 2 else "stacks"
+        return vectors
+    return matrices if param.ndim == 2 else stacks
 
 
-def _weight_decay(group: GroupName, config: OptimConfig) -> float:
-    match group:
-        case "depth":
-            return config.depth_weight_decay
-        case "vectors":
-            return 0.0
-        case _:
-            return config.weight_decay
+def _weight_decay(kind: Kind, config: OptimConfig) -> float:
+    if kind.is_decayed:
+        return config.weight_decay
+    return config.depth_weight_decay if kind.name == "depth" else 0.0
 
 
 def build_optimizers(model: nn.Module, config: OptimConfig) -> list[Optimizer]:
@@ -144,7 +190,13 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> list[Optimizer]:
     for group in param_groups(model, config):
         named = list(zip(group.param_names, group.params, strict=True))
         groups[group.optimizer].append(
-            {"params": named, "name": group.name, "weight_decay": group.weight_decay}
+            {
+                "params": named,
+                "name": group.name,
+                "weight_decay": group.weight_decay,
+                "lr_scale": group.lr_scale,
+                "lr": config.lr * group.lr_scale,
+            }
         )
     optimizers: list[Optimizer] = []
     if groups["adamw"]:
@@ -208,9 +260,9 @@ def _decay_progress(config: OptimConfig, step: int, n_steps: int) -> float:
 
 
 def set_lr(optimizers: Sequence[Optimizer], config: OptimConfig, step: int, n_steps: int) -> float:
-    """Give every group the learning rate of this step, and return it."""
+    """Give every group its share of the learning rate of this step, and return the whole."""
     lr = config.lr * lr_factor(config, step, n_steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_scale"]
     return lr

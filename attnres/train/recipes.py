@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from attnres.residual import AttnResConfig, StandardConfig
+from attnres.train.data import DataConfig
 from attnres.train.optim import OptimConfig
 from attnres.train.recipe import ModelConfig, Recipe
 
@@ -39,4 +40,23 @@ def demo_comparison(n_steps: int = 0) -> tuple[Recipe, ...]:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo}
+def small() -> Recipe:
+    """A Llama of 8 layers that sees half a million tokens: a minute or two on one core."""
+    return Recipe(
+        name="standard",
+        model=ModelConfig(dim=64, n_layers=8, n_heads=2, n_kv_heads=2, mlp_dim=176),
+        data=DataConfig(vocab_size=1024),
+        optim=OptimConfig(lr=4e-3, warmup_steps=50, min_lr_fraction=0.0),
+        n_steps=500,
+        batch_size=8,
+        seq_len=128,
+        device="cpu",
+        n_validation_sequences=64,
+        validate_every=125,
+        probe_every=500,
+        save_every=125,
+        keep_checkpoints=1,
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo, "small": small}

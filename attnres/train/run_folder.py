@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "attention-residuals")
+CAME_LATER = {"optim.depth_lr_scale": 1.0}  # fields of a recipe, and what they were before
 
 
 class RunFolder:
@@ -119,13 +120,18 @@ def _read_recipe(path: Path) -> dict[str, Any]:
 
 def _check_same(path: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> None:
     """ValueError that names the first field in which two recipes differ."""
-    old, new = flatten(saved), flatten(recipe)
+    old, new = settings(saved), settings(recipe)
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):
             raise ValueError(
                 f"{path} holds a run of another recipe: {key} was {old.get(key)!r}, now "
                 f"{new.get(key)!r}; choose another folder, or the same recipe to resume"
             )
+
+
+def settings(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Every field of a recipe by its dotted path, also of one that was written before it was."""
+    return CAME_LATER | flatten(recipe)
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,16 +2,30 @@
 
 import pytest
 import torch
-from depth_methods import CONFIGS, MIXES_CHANNELS, random_residual, run_alone
+from depth_methods import CONFIGS, MIXES_CHANNELS, WEIGHS_CHANNELS, random_residual, run_alone
 
 from attnres.analysis.mixing import mixing_matrix, off_diagonal_rank, summary
-from attnres.residual import AttnResConfig, StandardConfig, format_residual
+from attnres.residual import (
+    AttnResConfig,
+    DeltaConfig,
+    DenseFormerConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    LaurelConfig,
+    ManifoldHyperConnectionsConfig,
+    MuddFormerConfig,
+    ReZeroConfig,
+    StandardConfig,
+    WindowConfig,
+    format_residual,
+)
 
 DIM, N_SUBLAYERS = 6, 8
-MIXED = [config for config in CONFIGS if not isinstance(config, MIXES_CHANNELS)]
+MIXED = [config for config in CONFIGS if config not in MIXES_CHANNELS]
+SCALARS = [config for config in MIXED if config not in WEIGHS_CHANNELS]
 
 
-@pytest.mark.parametrize("config", MIXED, ids=format_residual)
+@pytest.mark.parametrize("config", SCALARS, ids=format_residual)
 def test_rows_rebuild_every_read(config):
     residual = random_residual(config, DIM, N_SUBLAYERS).double()
     reads, outputs = run_alone(residual, torch.randn(2, 3, DIM, dtype=torch.float64))
@@ -19,6 +33,24 @@ def test_rows_rebuild_every_read(config):
     assert mixing_RLBT.shape == (N_SUBLAYERS + 1, N_SUBLAYERS + 1, 2, 3)
     rebuilt = torch.einsum("rlbt,lbtd->rbtd", mixing_RLBT, torch.stack(outputs))
     torch.testing.assert_close(rebuilt, torch.stack(reads), atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("config", MIXED, ids=format_residual)
+def test_rows_are_the_mean_over_channels(config):
+    """Of outputs that are one number in all channels, a mean of weights gives the mean read."""
+    residual = random_residual(config, DIM, N_SUBLAYERS).double()
+    torch.manual_seed(2)
+    outputs = [torch.randn(2, 1, dtype=torch.float64).expand(2, DIM) for _ in range(9)]
+    state, reads = residual.start(outputs[0]), []
+    for depth, out_BD in enumerate(outputs[1:]):
+        h_BD, state = residual.read(state, depth)
+        reads.append(h_BD)
+        state = residual.write(state, depth, out_BD)
+    read_RBD = torch.stack([*reads, residual.finish(state)])
+    rebuilt_RB = torch.einsum(
+        "rlb,lb->rb", mixing_matrix(residual, outputs), torch.stack(outputs).mean(-1)
+    )
+    torch.testing.assert_close(rebuilt_RB, read_RBD.mean(-1), atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.parametrize("config", MIXED, ids=format_residual)
@@ -41,6 +73,21 @@ RANKS = {  # of 32 sublayers
     AttnResConfig(n_blocks=4): 5,  # blocks and the embedding; no more than half the sublayers
     AttnResConfig(n_blocks=2): 3,
     AttnResConfig(): 16,
+    DenseFormerConfig(sublayers_per_layer=1): 16,
+    MuddFormerConfig(ways="residual", sublayers_per_layer=1): 16,
+    WindowConfig(n_last=3): 4,  # the window and the embedding
+    WindowConfig(n_last=3, remainder=True): 5,
+    DeltaConfig(n_blocks=4): 5,
+    DeltaConfig(): 16,
+    HighwayConfig(): 1,
+    ReZeroConfig(): 1,
+    LaurelConfig(): 1,
+    LaurelConfig(n_previous=2): 3,
+    HyperConnectionsConfig(n_streams=4): 4,
+    HyperConnectionsConfig(n_streams=2, dynamic=False): 2,
+    ManifoldHyperConnectionsConfig(n_streams=4): 4,
+    ManifoldHyperConnectionsConfig(n_streams=2, constraint="permutation"): 2,
+    ManifoldHyperConnectionsConfig(n_streams=4, constraint="identity"): 4,
 }
 
 

@@ -67,6 +67,12 @@ def test_a_run_of_another_recipe_is_not_compared(folder, make, field):
     assert cells(folder, "vs standard")[2:] == ["−0.1000", f"not comparable: {name}"]  # noqa: RUF001  the sign that is printed
 
 
+def test_how_the_residual_is_trained_is_no_obstacle(folder, make):
+    make.run(folder, "other", method="attn_res", sizes=make.blocks, optim={"depth_lr_scale": 3.0})
+    rows = {row.name: row for row in summary_table(load_runs(folder))}
+    assert rows["other"].difference == pytest.approx(-0.1)
+
+
 def test_a_loss_that_is_not_a_number_is_shown_as_such(folder, make):
     make.edit(folder / "block", lambda rows: [row | {"loss": math.nan} for row in rows])
     assert cells(folder, "Validation loss")[1] == "NaN"

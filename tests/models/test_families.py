@@ -191,6 +191,17 @@ def test_layers_of_one_sublayer_are_not_counted_in_pairs(family):
     AttnResCausalLMConfig(text_config=text_config("gpt_neox in turn"), residual=residual)
 
 
+@pytest.mark.parametrize("method", ["denseformer", "muddformer:ways=residual", "grn"])
+def test_a_layer_of_one_sublayer_is_not_taken_for_two(method):
+    text = text_config("gpt_neox")
+    match = "sublayers_per_layer=2: a gpt_neox layer is 1 sublayer, so give sublayers_per_layer=1"
+    with pytest.raises(ValueError, match=match):
+        AttnResCausalLMConfig(text_config=text, residual=method)
+    given = f"{method}{',' if ':' in method else ':'}sublayers_per_layer=1"
+    model: Any = AttnResForCausalLM(AttnResCausalLMConfig(text_config=text, residual=given))
+    assert model(tokens()).logits.isfinite().all()
+
+
 def test_a_probe_takes_parts_as_their_sum():
     measured = []
     for family, model in (("parts", build("cohere", "full")), ("sum", build("cohere", "full"))):

@@ -9,6 +9,11 @@ from attnres import AttnRes, BlockLayout, Standard
 from attnres.residual import (
     AttnResConfig,
     CenteredConfig,
+    HighwayConfig,
+    HyperConnectionsConfig,
+    LaurelConfig,
+    LayerScaleConfig,
+    ManifoldHyperConnectionsConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -36,6 +41,13 @@ TEXTS = {
     "two_phase:eps=1e-06": TwoPhaseConfig(),
     "two_phase:n_blocks=8,readers_per_group=6,eps=1e-06": TwoPhaseConfig(
         n_blocks=8, readers_per_group=6
+    ),
+    "highway:gate=dense,bias=-1.5": HighwayConfig(gate="dense", bias=-1.5),
+    "layer_scale": LayerScaleConfig(),
+    "laurel:weights=False,rank=8,n_previous=2": LaurelConfig(weights=False, rank=8, n_previous=2),
+    "hyper:n_streams=2,dynamic=False,eps=1e-06": HyperConnectionsConfig(n_streams=2, dynamic=False),
+    "mhc:n_streams=4,constraint=identity,reading=even,eps=1e-06": ManifoldHyperConnectionsConfig(
+        constraint="identity", reading="even"
     ),
 }
 every_text = pytest.mark.parametrize(("text", "config"), TEXTS.items(), ids=TEXTS)
@@ -94,8 +106,8 @@ def test_text_that_says_nothing_known_is_refused(text, message):
     [
         ({}, "no residual method None"),
         (
-            {"method": "mhc"},
-            "no residual method 'mhc'; there are: standard, attn_res, two_phase, sum, cen",
+            {"method": "mine"},
+            "no residual method 'mine'; there are: standard, attn_res, two_phase, sum, cen",
         ),
         ({"method": "attn_res", "span": 2}, "'attn_res' has no setting 'span'; it has: sublayers"),
     ],

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnres.residual import Standard
+from attnres.residual import Standard, Tuning
 from attnres.train import optim
 from attnres.train.optim import OptimConfig, build_optimizers, lr_factor, param_groups, set_lr
 
@@ -26,10 +26,27 @@ class Depth(Standard):
         self.reader = Reader()
 
 
+class Tuned(Depth):
+    """A method that has the matrix decayed, and the vectors trained at a tenth."""
+
+    def tuning(self) -> tuple[Tuning, ...]:
+        vectors = ("reader.query", "reader.key_weight")
+        return (Tuning(vectors, lr_scale=0.1), Tuning(("reader.mix",), 3.0, is_decayed=True))
+
+
+class Mistuned(Depth):
+    def __init__(self, *tuning):
+        super().__init__()
+        self.named = tuning
+
+    def tuning(self):
+        return tuple(Tuning(names) for names in self.named)
+
+
 class Model(nn.Module):
     """One parameter of every kind; the attention's query is an ordinary matrix with a bias."""
 
-    def __init__(self):
+    def __init__(self, residual=None):
         super().__init__()
         self.embed = nn.Embedding(6, 4)
         self.query = nn.Linear(4, 4)
@@ -37,7 +54,7 @@ class Model(nn.Module):
         self.latents = nn.ParameterDict({"query": nn.Parameter(torch.ones(3, 4))})
         self.scale = nn.Parameter(torch.ones(()))
         self.norm = nn.RMSNorm(4)
-        self.residual = Depth()
+        self.residual = residual or Depth()
         self.pool = nn.ParameterDict({"query": nn.Parameter(torch.ones(4))})
         self.head = nn.Linear(4, 6, bias=False)
 
@@ -92,6 +109,55 @@ def test_depth_and_vectors_are_not_decayed():
     assert (decay["depth"], decay["vectors"]) == (0.2, 0.0)
 
 
+def depth_groups(model, **settings):
+    groups = param_groups(model, OptimConfig(weight_decay=0.3, **settings))
+    return [group for group in groups if group.name == "depth"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_method_says_how_its_parameters_are_trained(optimizer):
+    vectors, matrix = depth_groups(Model(Tuned()), optimizer=optimizer, depth_lr_scale=2.0)
+    assert vectors.param_names == ("residual.reader.query", "residual.reader.key_weight")
+    assert (vectors.weight_decay, vectors.lr_scale, vectors.optimizer) == (0.0, 0.2, "adamw")
+    assert matrix.param_names == ("residual.reader.mix",)
+    assert (matrix.weight_decay, matrix.lr_scale, matrix.optimizer) == (0.3, 6.0, "adamw")
+    vectors, matrix = depth_groups(Model(Tuned()), depth_weight_decay=0.2)
+    assert (vectors.weight_decay, matrix.weight_decay) == (0.2, 0.3)
+    others = [group for group in param_groups(Model(Tuned()), OptimConfig(depth_lr_scale=2.0))
+              if group.name != "depth"]  # fmt: skip
+    assert {group.lr_scale for group in others} == {1.0}
+
+
+def test_a_method_in_another_is_trained_as_the_outer_says():
+    outer = Tuned()
+    outer.reader.inner = Depth()
+    outer.tuning = lambda: (Tuning(tuple(n for n, _ in outer.named_parameters()), 5.0),)
+    (group,) = depth_groups(Model(outer))
+    assert (len(group.params), group.lr_scale) == (6, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "words"),
+    [
+        ([("reader.query",)], "Mistuned does not say how its parameter reader.key_weight is"),
+        ([("reader.query", "reader.query")], "Mistuned.tuning names reader.query twice"),
+        ([("reader.query",), ("reader.query",)], "Mistuned.tuning names reader.query twice"),
+        ([("query",)], "Mistuned.tuning names query but has it not"),
+    ],
+)
+def test_a_tuning_that_does_not_fit_the_parameters_is_refused(tuning, words):
+    with pytest.raises(ValueError, match=words):
+        param_groups(Model(Mistuned(*tuning)), OptimConfig())
+
+
+def test_a_frozen_parameter_needs_no_tuning():
+    model = Model(Mistuned(("reader.query",)))
+    model.residual.reader.key_weight.requires_grad = False
+    model.residual.reader.mix.requires_grad = False
+    (group,) = depth_groups(model)
+    assert group.param_names == ("residual.reader.query",)
+
+
 def test_muon_gets_hidden_matrices_alone():
     groups = param_groups(Model(), OptimConfig(optimizer="muon"))
     assert {group.name for group in groups if group.optimizer == "muon"} == {"matrices"}
@@ -133,6 +199,20 @@ def test_a_step_moves_each_kind_by_its_learning_rate():
     for name in ("scale", "query.bias", "norm.weight", "residual.reader.key_weight"):
         assert torch.equal(after[name], before[name])
     torch.testing.assert_close(after["residual.reader.query"], torch.full((4,), -0.1))
+
+
+def test_a_step_of_a_scaled_group_is_its_share_of_the_learning_rate():
+    model, config = Model(Tuned()), OptimConfig(lr=0.1, depth_lr_scale=2.0, weight_decay=0.5)
+    reader = model.residual.reader
+    reader.query.grad = torch.ones(4)
+    reader.mix.grad = torch.zeros(2, 2)
+    model.embed.weight.grad = torch.zeros(6, 4)
+    before = model.embed.weight.detach().clone()
+    for optimizer in build_optimizers(model, config):
+        optimizer.step()
+    torch.testing.assert_close(reader.query.detach(), torch.full((4,), -0.02))
+    torch.testing.assert_close(reader.mix.detach(), torch.full((2, 2), 1 - 0.1 * 6.0 * 0.5))
+    torch.testing.assert_close(model.embed.weight.detach(), before * 0.95)
 
 
 def factors(n_steps, **settings):
@@ -177,6 +257,17 @@ def test_set_lr_reaches_every_group():
     assert {group["lr"] for optimizer in optimizers for group in optimizer.param_groups} == {0.25}
 
 
+def test_set_lr_gives_each_group_its_share():
+    config = OptimConfig(lr=0.5, warmup_steps=4, depth_lr_scale=0.5)
+    optimizers = build_optimizers(Model(Tuned()), config)
+    for step, lr in ((1, 0.25), (3, 0.5)):
+        assert set_lr(optimizers, config, step, 100) == lr
+        groups = optimizers[0].param_groups
+        shares = [group["lr"] / lr for group in groups if group["name"] == "depth"]
+        assert shares == pytest.approx([0.05, 1.5])
+        assert {group["lr"] for group in groups if group["name"] != "depth"} == {lr}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -187,6 +278,8 @@ def test_set_lr_reaches_every_group():
         ("eps", math.nan),
         ("weight_decay", -0.1),
         ("depth_weight_decay", -0.1),
+        ("depth_lr_scale", 0.0),
+        ("depth_lr_scale", math.inf),
         ("clip_norm", -1.0),
         ("warmup_steps", -1),
         ("beta1", 1.0),

@@ -23,12 +23,16 @@ from tiny_runs import (
 from attnres.residual import AttnResConfig
 from attnres.train import checkpoint
 from attnres.train.loop import train
+from attnres.train.optim import OptimConfig
 
 SAVED_OFTEN: dict[str, Any] = {"save_every": 3, "validate_every": 3, "probe_every": 3}
 VARIANTS = {
     "muon": {"optimizer": "muon"},
     "accumulated": {"n_accumulations": 2, "batch_size": 2},
     "wsd": {"log_every": 2},
+    "depth at a rate of its own": {
+        "optim": OptimConfig(lr=1e-2, warmup_steps=2, depth_lr_scale=3.0)
+    },
 }
 
 

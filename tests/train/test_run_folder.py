@@ -4,11 +4,12 @@ import json
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import RESIDUALS, recipe, rows, train_until
+from tiny_runs import RESIDUALS, assert_same_run, recipe, rows, train_until
 
 from attnres.analysis.runs import load_run
 from attnres.residual import residual_to_json
@@ -97,6 +98,20 @@ def test_recipe_and_environment_are_written_down(run, text, residual):
 def test_an_environment_without_git_has_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert describe_environment()["commit"] == ""
+
+
+def test_a_run_from_before_a_setting_was_there_goes_on(text, tmp_path):
+    own = recipe(text)
+    train(own, tmp_path / "whole")
+    train_until(own, tmp_path / "run", 6)
+    saved = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    del saved["optim"]["depth_lr_scale"]
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(saved))
+    scaled = replace(own, optim=replace(own.optim, depth_lr_scale=2.0))
+    with pytest.raises(ValueError, match=r"optim\.depth_lr_scale was 1\.0, now 2\.0"):
+        train(scaled, tmp_path / "run")
+    train(own, tmp_path / "run")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_tensorboard_reads_the_losses(run):

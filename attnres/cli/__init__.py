@@ -1,0 +1,69 @@
+"""The command `attnres`: one subcommand a job, each with --help.
+
+Bad input ends with one line on standard error and exit status 2.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+from attnres.arguments import fail, show_warnings_in_a_line
+from attnres.cli.costs import cost
+from attnres.cli.experiments import experiment
+from attnres.cli.layouts import layout
+from attnres.cli.models import convert, evaluate, generate
+from attnres.cli.reports import report
+from attnres.cli.training import demo, train
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "demo": demo,
+    "train": train,
+    "report": report,
+    "experiment": experiment,
+    "convert": convert,
+    "generate": generate,
+    "evaluate": evaluate,
+    "layout": layout,
+    "cost": cost,
+}
+RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
+
+
+def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_overview())
+        return
+    if name == "--version":
+        print(f"attnres {_version()}")
+        return
+    if name not in COMMANDS:
+        fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is fetched from a hub
+    show_warnings_in_a_line()
+    try:
+        COMMANDS[name](arguments[1:])
+    except (ValueError, OSError, FloatingPointError) as error:
+        fail(str(error))
+    except ModuleNotFoundError as error:
+        fail(f"{error}: pip install 'attention-residuals[train,report]'")
+    except KeyboardInterrupt:
+        resumes = "; the same command resumes" if name in RESUMED else ""
+        print(f"\nattnres: interrupted{resumes}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _overview() -> str:
+    lines = ["usage: attnres COMMAND [--help]", ""]
+    for name, command in COMMANDS.items():
+        lines.append(f"  {name:11}{(command.__doc__ or '').splitlines()[0]}")
+    return "\n".join(lines)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("attention-residuals")
+    except metadata.PackageNotFoundError:
+        return "of a source tree that is not installed"

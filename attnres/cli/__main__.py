@@ -1,0 +1,6 @@
+"""`python -m attnres.cli` is the command `attnres`."""
+
+from attnres.cli import main
+
+if __name__ == "__main__":
+    main()

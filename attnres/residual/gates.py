@@ -1,0 +1,60 @@
+"""What methods with learned weights share: arithmetic in float32 at least, one cast at the end."""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnres.ops.precision import without_autocast
+from attnres.residual.base import Output, parts_of
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in the dtype of the arithmetic: float32, or float64 where it is float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rms_normed(x_D: Tensor, eps: float) -> Tensor:
+    """x_D over its root mean square, without a gain, in the dtype of the arithmetic."""
+    x_D = wide(x_D)
+    return x_D * torch.rsqrt(x_D.square().mean(-1, keepdim=True) + eps)
+
+
+def project(x_D: Tensor, weight_DN: Tensor) -> Tensor:
+    """x_D @ weight_DN in the dtype of the arithmetic, whatever autocast says."""
+    x_D = wide(x_D)
+    with without_autocast(x_D.device):
+        return x_D @ weight_DN.to(x_D.dtype)
+
+
+def weighted(equation: str, weights: Tensor, x: Tensor) -> Tensor:
+    """einsum of the weights of a token and vectors, whatever autocast says; in the dtype of x."""
+    with without_autocast(x.device):
+        return torch.einsum(equation, weights.to(wide(x).dtype), wide(x)).to(x.dtype)
+
+
+def whole(out_BTD: Output, like_BTD: Tensor, depth: int) -> Tensor:
+    """A sublayer's output, of its parts; checked, and in the dtype of the stream."""
+    first_BTD, *others = parts_of(out_BTD, like_BTD, depth)
+    for part_BTD in others:
+        first_BTD = first_BTD + part_BTD
+    return first_BTD
+
+
+def gain_of_width(gain_D: Tensor, width: int, coordinate_gain: Tensor | float = 1) -> Tensor:
+    """A gain of channels that leaves coordinates to `coordinate_gain`, where they ride along."""
+    n = width - gain_D.shape[-1]
+    if n == 0:
+        return gain_D
+    if isinstance(coordinate_gain, Tensor):
+        return torch.cat([gain_D, coordinate_gain.expand(n)])
+    return F.pad(gain_D, (0, n), value=float(coordinate_gain))
+
+
+def check_finite(name: str, value: object) -> None:
+    """ValueError with the value where it is no finite number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(cast(float, value))):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
