@@ -36,6 +36,11 @@ CONFIGS: list[ResidualConfig] = [
     AttnResConfig(),
     AttnResConfig(sublayers_per_block=2),
     AttnResConfig(sublayers_per_block=5),  # closes inside a layer; the last block is short
+    AttnResConfig(query="input", null_source=True),
+    AttnResConfig(weights="scalars", kernel="sigmoid"),
+    AttnResConfig(sublayers_per_block=5, key_rank=4, count_prior=0.5),
+    AttnResConfig(routes="qk_v"),
+    AttnResConfig(n_heads=2),
     TwoPhaseConfig(),
     TwoPhaseConfig(sublayers_per_block=2),
     TwoPhaseConfig(sublayers_per_block=5),
@@ -79,6 +84,7 @@ WEIGHS_CHANNELS: list[ResidualConfig] = [  # whose matrix is a mean over channel
     LayerScaleConfig(),
     DeepNormConfig(),
     KeelConfig(),
+    AttnResConfig(n_heads=2),
     GrnConfig(version=2),
     GrnConfig(ways="qkv", n_last=1),
 ]

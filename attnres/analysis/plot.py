@@ -1,31 +1,22 @@
-"""Figures of a comparison, in a light and a dark theme."""
+"""Curves of a comparison, in a light and a dark theme."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from textwrap import fill
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnres.analysis.canvas import Theme, escape, label_axes, new_panels
 from attnres.analysis.runs import Run
 from attnres.analysis.table import differences, standard_for
-from attnres.analysis.weights import (
-    entropy_over_training,
-    has_weights,
-    is_untrained,
-    weight_grid,
-)
+from attnres.analysis.weights import entropy_over_training, has_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-WIDTH, HEIGHT = 9.2, 3.9  # inches, 100 page pixels each
-DPI = 200  # two image pixels a page pixel
 Style = dict[str, Any]  # keyword arguments of a line
 LINES = ("-", "--", "-.", (0, (1, 1.2)))
 MARKERS = ("o", "s", "^", "v", "P")
@@ -35,45 +26,15 @@ LEGEND_ROW = 0.24  # inches
 WIDE = 20.0  # a ratio of largest to smallest beyond which an axis is logarithmic
 
 
-@dataclass(frozen=True, kw_only=True)
-class Theme:
-    paper: str
-    ink: str
-    faint: str
-    colors: tuple[str, ...]  # told apart under the common forms of colour blindness
-
-
-LIGHT = Theme(
-    paper="#ffffff",
-    ink="#22262b",
-    faint="#d9dce0",
-    colors=("#4d5359", "#0067a5", "#c44e00", "#00795a", "#a34b86", "#8a6d00"),
-)
-DARK = Theme(
-    paper="#1b1f24",
-    ink="#e3e6ea",
-    faint="#3c434b",
-    colors=("#c3c9d0", "#5cb3f0", "#ff9a4d", "#3fd0a0", "#e79ac9", "#e6c84a"),
-)
-
-Draw = Callable[[Sequence[Run], Theme], "Figure"]
-
-
-def png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
-
-
 def train_loss(runs: Sequence[Run], theme: Theme) -> Figure:
     """Training loss: a running mean over the values as logged, which are faint."""
-    figure, (axes,) = _panels(theme)
+    figure, (axes,) = new_panels(theme)
     styles = _styles(runs, theme)
     for run in runs:
         steps, losses = run.column("train", "loss")
         axes.plot(steps, losses, color=styles[run.name]["color"], alpha=0.45, linewidth=1.0)
         _plot(axes, steps, running_mean(losses), styles[run.name])
-    _label_axes(axes, "step", "train loss (nats a token)", theme)
+    label_axes(axes, "step", "train loss (nats a token)", theme)
     return _with_legend(figure, styles, theme)
 
 
@@ -81,22 +42,22 @@ def validation_loss(runs: Sequence[Run], theme: Theme) -> Figure:
     """Validation loss, and beside it what each run differs by from the standard run."""
     pairs = [(run, standard_for(run, runs)) for run in runs]
     points = {run.name: differences(run, std) for run, std in pairs if std is not None}
-    figure, panels = _panels(theme, n_columns=2 if any(points.values()) else 1)
+    figure, panels = new_panels(theme, n_columns=2 if any(points.values()) else 1)
     styles = _styles(runs, theme)
     for run in runs:
         _plot(panels[0], *run.column("validation", "loss"), styles[run.name])
-    _label_axes(panels[0], "step", "validation loss (nats a token)", theme)
+    label_axes(panels[0], "step", "validation loss (nats a token)", theme)
     for axes in panels[1:]:
         axes.axhline(0, color=theme.ink, linewidth=0.9)
         for name, by_step in points.items():
             _plot(axes, list(by_step), list(by_step.values()), styles[name])
-        _label_axes(axes, "step", "minus standard (below 0 is better)", theme)
+        label_axes(axes, "step", "minus standard (below 0 is better)", theme)
     return _with_legend(figure, styles, theme)
 
 
 def output_rms(runs: Sequence[Run], theme: Theme) -> Figure:
     """Size of each sublayer's output, and of the running sum after it."""
-    figure, panels = _panels(theme, n_columns=2)
+    figure, panels = new_panels(theme, n_columns=2)
     titles = {
         "output_rms": "RMS of a sublayer's own output",
         "stream_rms": "RMS of the running sum",
@@ -109,55 +70,21 @@ def output_rms(runs: Sequence[Run], theme: Theme) -> Figure:
 
 def gradient_norm(runs: Sequence[Run], theme: Theme) -> Figure:
     """Gradient of the loss at each sublayer's output."""
-    figure, (axes,) = _panels(theme)
+    figure, (axes,) = new_panels(theme)
     _by_depth(axes, runs, "grad_norm", "gradient norm at the output", theme)
     return _with_legend(figure, _styles(runs, theme), theme)
 
 
 def weights_entropy(runs: Sequence[Run], theme: Theme) -> Figure:
     """Spread of the depth weights over training: 1 is an even mean, 0 a single source."""
-    figure, (axes,) = _panels(theme, height=3.2)
+    figure, (axes,) = new_panels(theme, height=3.2)
     styles = {run.name: _styles(runs, theme)[run.name] for run in runs if has_weights(run)}
     for run in runs:
         if run.name in styles:
             _plot(axes, *entropy_over_training(run), styles[run.name])
     axes.set_ylim(top=1.02)
-    _label_axes(axes, "step", "entropy, share of the largest", theme)
+    label_axes(axes, "step", "entropy, share of the largest", theme)
     return _with_legend(figure, styles, theme)
-
-
-def depth_weights(runs: Sequence[Run], theme: Theme) -> Figure:
-    """Mean weight of each source in each reader; one panel a run that has depth weights."""
-    from matplotlib.colors import PowerNorm
-
-    runs = [run for run in runs if has_weights(run)]
-    n_columns = min(len(runs), 2)
-    n_rows = -(-len(runs) // n_columns)
-    figure, panels = _panels(theme, n_rows, n_columns, 1.0 + 3.8 * n_rows)
-    image = None
-    for axes, run in zip(panels, runs, strict=False):
-        weights_RS, sources = weight_grid(run)
-        image = axes.imshow(
-            weights_RS,
-            norm=PowerNorm(0.5, 0, 1),
-            cmap="cividis",
-            aspect="auto",
-            interpolation="nearest",
-        )
-        title = run.name + (" (untrained)" if is_untrained(run) else "")
-        axes.set_title(fill(_escape(title), 44), color=theme.ink, fontsize=11)
-        axes.grid(False)
-        _label_axes(axes, "source", "reader (depth)", theme)
-        _ticks(axes.set_xticks, sources, 8)
-        _ticks(axes.set_yticks, [*map(str, range(len(weights_RS) - 1)), "final"], 14)
-    for axes in panels[len(runs) :]:
-        axes.set_axis_off()
-    assert image is not None, "a heat map needs a run with depth weights"
-    bar = figure.colorbar(image, ax=panels, shrink=0.9, pad=0.02, ticks=[0, 0.05, 0.2, 0.5, 1])
-    bar.set_label("mean weight (square root scale)", color=theme.ink)
-    bar.ax.tick_params(colors=theme.ink)
-    bar.outline.set_visible(False)
-    return figure
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
@@ -172,25 +99,6 @@ def running_mean(values: Sequence[float]) -> list[float]:
 def window(n_values: int) -> int:
     """Values in a running mean: a fifteenth, an odd number."""
     return max(1, n_values // 15 // 2 * 2 + 1)
-
-
-def _panels(
-    theme: Theme, n_rows: int = 1, n_columns: int = 1, height: float = HEIGHT
-) -> tuple[Figure, list[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=theme.paper)
-    FigureCanvasAgg(figure)
-    panels = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
-    for axes in panels:
-        axes.set_facecolor(theme.paper)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(theme.ink)
-        axes.tick_params(colors=theme.ink, labelsize=10)
-        axes.grid(color=theme.faint, linewidth=0.6)
-        axes.set_axisbelow(True)
-    return figure, panels
 
 
 def _styles(runs: Sequence[Run], theme: Theme) -> dict[str, Style]:
@@ -222,7 +130,7 @@ def _by_depth(axes: Axes, runs: Sequence[Run], key: str, title: str, theme: Them
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    _label_axes(axes, "depth (sublayer)", title, theme)
+    label_axes(axes, "depth (sublayer)", title, theme)
 
 
 def _mark_block_ends(axes: Axes, runs: Sequence[Run], key: str, theme: Theme) -> None:
@@ -241,17 +149,12 @@ def _block_end_key(runs: Sequence[Run], theme: Theme) -> list[Line2D]:
     return [Line2D([], [], color=theme.ink, label="end of a block", **BLOCK_END)]
 
 
-def _label_axes(axes: Axes, x: str, y: str, theme: Theme) -> None:
-    axes.set_xlabel(x, color=theme.ink, fontsize=11)
-    axes.set_ylabel(y, color=theme.ink, fontsize=11)
-
-
 def _with_legend(
     figure: Figure, styles: dict[str, Style], theme: Theme, more: Sequence[Line2D] = ()
 ) -> Figure:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=_escape(name), **style) for name, style in styles.items()]
+    handles = [Line2D([], [], label=escape(name), **style) for name, style in styles.items()]
     handles += more
     n_columns = max(1, min(4, LEGEND_WIDTH // (8 + max(map(len, styles)))))
     n_rows = -(-len(handles) // n_columns)
@@ -266,15 +169,3 @@ def _with_legend(
         handlelength=3.2,
     )
     return figure
-
-
-def _ticks(set_ticks: Callable, names: list[str], n_most: int) -> None:
-    """Every name, or every few of them and the last."""
-    stride = -(-len(names) // n_most)
-    places = [*range(0, len(names) - stride // 2 - 1, stride), len(names) - 1]
-    set_ticks(places, [names[place] for place in places])
-
-
-def _escape(name: str) -> str:
-    """A name as it is: two dollar signs would make a formula of it."""
-    return name.replace("$", r"\$")

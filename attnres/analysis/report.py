@@ -11,13 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from attnres.analysis import plot, words
+from attnres.analysis import canvas, heat_maps, plot, words
 from attnres.analysis.runs import Run, differing_fields, load_runs
 from attnres.analysis.table import columns, summary_table
-from attnres.analysis.weights import entropy_over_training, has_weights
+from attnres.analysis.weights import entropy_over_training, has_mixing, has_weights
 from attnres.train.run_folder import write_atomically
 
-PAGE_DPI = plot.DPI // 2
+PAGE_DPI = canvas.DPI // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ def render(runs: Sequence[Run], experiment: str) -> str:
         stream_trends=words.stream_trends(runs),
         gradient_trends=words.gradient_trends(runs),
         smoothing=max(plot.window(len(run.rows("train"))) for run in runs),
+        mixing=words.mixing(runs),
         probe_steps=words.probe_steps(runs),
         pictures=pictures(runs),
     )
@@ -68,7 +69,7 @@ def render(runs: Sequence[Run], experiment: str) -> str:
 
 def pictures(runs: Sequence[Run]) -> dict[str, Picture]:
     """The figures for which the runs have something to show."""
-    figures: dict[str, tuple[plot.Draw, str]] = {}
+    figures: dict[str, tuple[canvas.Draw, str]] = {}
     if any(run.rows("train") for run in runs):
         figures["train"] = plot.train_loss, "Train loss by step, one curve a run."
     if any(run.rows("validation") for run in runs):
@@ -79,9 +80,15 @@ def pictures(runs: Sequence[Run]) -> dict[str, Picture]:
         trends = " ".join(words.gradient_trends(runs))
         figures["gradient"] = plot.gradient_norm, f"Gradient norm by depth. {trends}"
     if any(has_weights(run) for run in runs):
-        figures["weights"] = plot.depth_weights, "Heat map of mean depth weight, reader by source."
+        figures["weights"] = (
+            heat_maps.depth_weights,
+            "Heat map of mean depth weight, reader by source.",
+        )
     if any(len(entropy_over_training(run)[0]) > 1 for run in runs):
         figures["entropy"] = plot.weights_entropy, "Normalised entropy of depth weights by step."
+    if any(has_mixing(run) for run in runs):
+        alt = f"Depth mixing matrix, reader by output. {' '.join(words.mixing(runs))}"
+        figures["mixing"] = heat_maps.depth_mixing, alt
     return {key: _picture(draw, runs, alt) for key, (draw, alt) in figures.items()}
 
 
@@ -94,8 +101,8 @@ def _require(*names: str) -> None:
             raise ModuleNotFoundError(line) from error
 
 
-def _picture(draw: plot.Draw, runs: Sequence[Run], alt: str) -> Picture:
-    light, dark = draw(runs, plot.LIGHT), draw(runs, plot.DARK)
+def _picture(draw: canvas.Draw, runs: Sequence[Run], alt: str) -> Picture:
+    light, dark = draw(runs, canvas.LIGHT), draw(runs, canvas.DARK)
     width, height = (round(inches * PAGE_DPI) for inches in light.get_size_inches())
     return Picture(
         light=_data_url(light), dark=_data_url(dark), alt=alt, width=width, height=height
@@ -103,7 +110,7 @@ def _picture(draw: plot.Draw, runs: Sequence[Run], alt: str) -> Picture:
 
 
 def _data_url(figure: Any) -> str:
-    return f"data:image/png;base64,{base64.b64encode(plot.png(figure)).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(canvas.png(figure)).decode()}"
 
 
 def _json(value: Any) -> str:

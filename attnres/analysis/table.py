@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnres.analysis.runs import Run, differing_fields
+from attnres.analysis.runs import Run, differing_fields, entry
+from attnres.layout import UNITS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,14 +101,24 @@ def _difference(run: Run, standard: Run | None) -> tuple[int | None, float | Non
 
 
 def residual_words(run: Run) -> str:
-    """The residual of a run, with the layout of its blocks."""
-    sizes = run.layout_sizes
+    """The residual of a run, with the layout of its blocks and what else was set."""
+    return ", ".join([run.method, *_layout_words(run.layout_sizes), *settings_of(run)])
+
+
+def _layout_words(sizes: Sequence[int]) -> list[str]:
     if not sizes:
-        return run.method
+        return []
     if max(sizes) == 1:
-        return f"{run.method}, Full"
+        return ["Full"]
     span = " or ".join(str(size) for size in sorted(set(sizes)))
-    return f"{run.method}, {len(sizes)} {'block' if len(sizes) == 1 else 'blocks'} of {span}"
+    return [f"{len(sizes)} {'block' if len(sizes) == 1 else 'blocks'} of {span}"]
+
+
+def settings_of(run: Run) -> list[str]:
+    """Settings of a residual that its layout does not show."""
+    settings = entry(run.recipe, "model.residual", {})
+    shown = ("method", "eps", *UNITS)
+    return [f"{name}={value}" for name, value in settings.items() if name not in shown]
 
 
 @dataclass(frozen=True, kw_only=True)

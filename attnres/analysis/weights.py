@@ -9,6 +9,10 @@ def has_weights(run: Run) -> bool:
     return bool((run.last("probe") or {}).get("weights"))
 
 
+def has_mixing(run: Run) -> bool:
+    return bool((run.last("probe") or {}).get("mixing"))
+
+
 def is_untrained(run: Run) -> bool:
     """Whether the weights shown are those of zero queries, the same whatever is read."""
     return bool((run.last("probe") or {}).get("untrained"))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from attnres.analysis.runs import Run, differing_fields, entry
-from attnres.analysis.table import residual_words, standard_for
-from attnres.analysis.weights import has_weights, is_untrained
+from attnres.analysis.table import residual_words, settings_of, standard_for
+from attnres.analysis.weights import has_mixing, has_weights, is_untrained
 from attnres.train.run_folder import flatten
 
 GROWTH, RANK = 1.5, 0.7  # a trend has at least this ratio of last to first and this correlation
@@ -171,6 +171,24 @@ def untrained(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def mixing(runs: Sequence[Run]) -> list[str]:
+    """What a run's mixing matrix says in numbers."""
+    return [_mixing_words(run) for run in runs if has_mixing(run)]
+
+
+def _mixing_words(run: Run) -> str:
+    probe = run.last("probe") or {}
+    reach, sums = probe["mixing_reach"], probe["mixing_row_sums"]
+    sink = probe["mixing_sink"]
+    which = "the embedding" if sink == 0 else f"the output of depth {sink - 1}"
+    return (
+        f"{run.name}: off-diagonal rank {probe['mixing_rank']}; rows sum to {min(sums):.3g} to "
+        f"{max(sums):.3g}; the read before the final norm reaches {reach[-1]:.3g} outputs back on "
+        f"average; of what is not newest, {which} weighs most, {probe['mixing_sink_share']:.2g} of "
+        "a row."
+    )
+
+
 def probe_steps(runs: Sequence[Run]) -> str:
     """When the last probe of each run was."""
     steps = {run.name: row["step"] for run in runs if (row := run.last("probe")) is not None}
@@ -261,7 +279,8 @@ def _method_words(run: Run) -> str:
         )
     if run.method == "centered":
         words += " It is computed as the running sum of all outputs and what the weights add to it."
-    return words
+    changes = settings_of(run) if run.method == "attn_res" else []
+    return f"An ablation, with {', '.join(changes)}, of this: {words}" if changes else words
 
 
 def _model_words(runs: Sequence[Run]) -> str:

@@ -1,5 +1,7 @@
 """How sublayers are joined over depth: one file a method."""
 
+from attnres.residual.ablated import Ablated, AblatedState
+from attnres.residual.ablations import Ablations
 from attnres.residual.attn_res import AttnRes, AttnResConfig, DepthState
 from attnres.residual.base import Mix, Residual, ResidualConfig, Traffic, Tuning, Ways
 from attnres.residual.centered import Centered, CenteredConfig, CenteredState
@@ -30,6 +32,9 @@ from attnres.residual.window import Window, WindowConfig
 
 __all__ = [
     "RESIDUALS",
+    "Ablated",
+    "AblatedState",
+    "Ablations",
     "AttnRes",
     "AttnResConfig",
     "Centered",

@@ -6,13 +6,15 @@ over the embedding, the sum of every finished block and the partial sum of the u
 is the layout of blocks of one sublayer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from attnres.layout import BlockLayout
 from attnres.ops.border import check_eps
+from attnres.residual.ablated import Ablated
+from attnres.residual.ablations import Ablations
 from attnres.residual.base import Output, check_depth
 from attnres.residual.depth_reader import AttendsOverDepth, layout_of, units_of
 
@@ -60,23 +62,46 @@ class AttnRes(AttendsOverDepth[DepthState]):
 
 @dataclass(frozen=True, kw_only=True)
 class AttnResConfig:
-    """Full AttnRes, or Block AttnRes where one of the three units is given."""
+    """Full AttnRes, or Block AttnRes where one of the three units is given.
+
+    What follows `eps` changes one part of it, as `Ablations` says; then `build` gives `Ablated`.
+    """
 
     sublayers_per_block: int | None = None
     layers_per_block: int | None = None
     n_blocks: int | None = None
     eps: float = 1e-6
+    query: str | None = None
+    weights: str | None = None
+    kernel: str | None = None
+    key_norm: bool | None = None
+    n_heads: int | None = None
+    key_rank: int | None = None
+    query_std: float | None = None
+    count_prior: float | None = None
+    count_power: float | None = None
+    null_source: bool | None = None
+    routes: str | None = None
 
     def __post_init__(self):
         check_eps(self.eps)
         units_of(self)
+        self.ablations  # noqa: B018  refuses what makes no sense
 
-    def build(self, dim: int, n_sublayers: int) -> AttnRes:
-        return AttnRes(dim, self.layout(n_sublayers), self.eps)
+    def build(self, dim: int, n_sublayers: int) -> AttendsOverDepth[Any]:
+        layout, ablations = self.layout(n_sublayers), self.ablations
+        if ablations == Ablations():
+            return AttnRes(dim, layout, self.eps)
+        return Ablated(dim, layout, ablations, self.eps)
+
+    @property
+    def ablations(self) -> Ablations:
+        return Ablations(**{field.name: getattr(self, field.name) for field in fields(Ablations)})
 
     def layout(self, n_sublayers: int) -> BlockLayout:
         return layout_of(self, n_sublayers)
 
     def describe(self, n_sublayers: int) -> dict[str, Any]:
         """What decides the function of a model and shows in no tensor's shape."""
-        return {"layout": self.layout(n_sublayers).to_json(), "eps": self.eps}
+        layout = self.layout(n_sublayers).to_json()
+        return {"layout": layout, "eps": self.eps, **self.ablations.of_function()}

@@ -1,4 +1,4 @@
-"""What every depth does: output RMS, gradient norm and depth weights, on one batch."""
+"""What every depth does: output RMS, gradient norm, depth weights and mixing, on one batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +9,21 @@ from torch import Tensor
 
 from attnres.residual import Residual
 from attnres.residual.base import Output, Parts
+from attnres.residual.mixing import Summary, mixing_matrix, summary
 
 if TYPE_CHECKING:
     from attnres.models import AttnResForCausalLM
+
+MIXING_SUBLAYERS = 64  # a longer model's matrix is not taken: it is as large as the run's metrics
+MIXING_DIGITS = 6  # after the point
+MIXING_TOKENS = 512  # of the batch, evenly; their outputs are held in float64
 
 
 class Record:
     """Lists by depth, filled while the model runs."""
 
     def __init__(self):
+        self.embed: Tensor | None = None
         self.outputs: list[Output] = []  # of each sublayer
         self.stream_rms: list[float] | None = []  # None without a running sum
         self.weights: list[Tensor] | None = []  # of each reader, SBT; None without depth weights
@@ -31,7 +37,10 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
         after it, `grad_norm` of the loss's gradient at its output, and, by reader (one more, the
         output read), `weights` (mean over tokens of each source), their `weights_entropy` (nats)
         and `weights_max`; those three are None for a method without depth weights, `stream_rms`
-        for one without a running sum. `untrained` says that every query is zero.
+        for one without a running sum. `untrained` says that every query is zero. `mixing` is the
+        depth mixing matrix [L+1, L+1], mean over at most 512 tokens, with its `mixing_rank` and
+        the other figures of `Summary`; None where there is none, where L is beyond 64 and where it
+        is not finite.
     """
     training = model.training
     model.eval()
@@ -55,6 +64,7 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
         "stream_rms": record.stream_rms,
         "grad_norm": [gradient.float().norm().item() for gradient in gradients],
         **_describe_weights(record.weights),
+        **_describe_mixing(model.residual, record),
         "untrained": model.residual.is_untrained(),
     }
 
@@ -63,7 +73,11 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
 def _recording(residual: Residual) -> Iterator[Record]:
     """Shadow the methods of one residual object by recording ones."""
     record = Record()
-    read, write, finish = residual.read, residual.write, residual.finish
+    start, read, write, finish = residual.start, residual.read, residual.write, residual.finish
+
+    def recording_start(embed_BTD):
+        record.embed = embed_BTD.detach()
+        return start(embed_BTD)
 
     def recording_read(state, depth):
         _record_weights(record, residual, state, depth)
@@ -79,7 +93,12 @@ def _recording(residual: Residual) -> Iterator[Record]:
         _record_weights(record, residual, state, residual.n_sublayers)
         return finish(state)
 
-    shadows = {"read": recording_read, "write": recording_write, "finish": recording_finish}
+    shadows = {
+        "start": recording_start,
+        "read": recording_read,
+        "write": recording_write,
+        "finish": recording_finish,
+    }
     for name, shadow in shadows.items():
         setattr(residual, name, shadow)
     try:
@@ -116,6 +135,37 @@ def _describe_weights(weights: list[Tensor] | None) -> dict[str, Any]:
         "weights_entropy": [_entropy(alpha_SBT) for alpha_SBT in weights],
         "weights_max": [alpha_SBT.amax(dim=0).mean().item() for alpha_SBT in weights],
     }
+
+
+def _describe_mixing(residual: Residual, record: Record) -> dict[str, Any]:
+    found = _mixing(residual, record)
+    if found is None:
+        return {"mixing": None, **{f"mixing_{name}": None for name in Summary._fields}}
+    mean_RL = found.flatten(2).mean(dim=-1)
+    figures = {f"mixing_{name}": value for name, value in summary(found)._asdict().items()}
+    return {
+        "mixing": [[round(x, MIXING_DIGITS) for x in row] for row in mean_RL.tolist()],
+        **figures,
+    }
+
+
+@torch.no_grad()
+def _mixing(residual: Residual, record: Record) -> Tensor | None:
+    """M of some tokens, [L+1, L+1, tokens], where there is one and it is finite."""
+    if residual.n_sublayers > MIXING_SUBLAYERS or record.embed is None:
+        return None
+    outputs = [_some_tokens(out) for out in (record.embed, *record.outputs)]
+    try:
+        found = mixing_matrix(residual, outputs)
+    except NotImplementedError:
+        return None
+    return found if found.isfinite().all() else None
+
+
+def _some_tokens(out: Output) -> Tensor:
+    whole_TD = (out[0] + out[1] if isinstance(out, Parts) else out).detach().flatten(0, -2)
+    stride = -(-len(whole_TD) // MIXING_TOKENS)
+    return whole_TD[::stride]
 
 
 def _entropy(alpha_SBT: Tensor) -> float:

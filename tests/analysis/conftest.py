@@ -66,7 +66,20 @@ def probe(step, sizes, rms):
         row["weights"] = [[1 / n] * n for n in n_sources(sizes)]
         row["weights_entropy"] = [math.log(n) for n in n_sources(sizes)]
         row["weights_max"] = [1 / n for n in n_sources(sizes)]
-    return row
+    return row | mixing(len(rms) + 1)
+
+
+def mixing(n):
+    """That of the standard residual over n - 1 sublayers."""
+    return {
+        "mixing": [[float(i <= reader) for i in range(n)] for reader in range(n)],
+        "mixing_rank": 1,
+        "mixing_row_sums": [1.0 + reader for reader in range(n)],
+        "mixing_entropy": [math.log(1 + reader) for reader in range(n)],
+        "mixing_reach": [reader / 2 for reader in range(n)],
+        "mixing_sink": 0,
+        "mixing_sink_share": 0.25,
+    }
 
 
 def n_sources(sizes):

@@ -14,7 +14,10 @@ from attnres.analysis import report
 from attnres.analysis.report import write_report
 
 VOID = {"meta", "img", "source", "br", "hr", "link"}
-FIGURES = ["Train loss", "Validation loss", "Output RMS", "Gradient norm", "Heat map", "Normalised"]
+FIGURES = [
+    *("Train loss", "Validation loss", "Output RMS", "Gradient norm", "Heat map", "Normalised"),
+    "Depth mixing matrix",
+]
 
 
 class Page(HTMLParser):
@@ -55,7 +58,7 @@ def read(folder):
 @pytest.fixture
 def coarse(monkeypatch):
     """Fewer pixels, for tests that look at words."""
-    monkeypatch.setattr("attnres.analysis.plot.DPI", 20)
+    monkeypatch.setattr("attnres.analysis.canvas.DPI", 20)
 
 
 def png_size(url):
@@ -121,6 +124,7 @@ def test_page_says_what_is_seen(demo_page):
     assert "standard: the running sum grows with depth" in text
     assert "block: the running sum falls back at block ends" in text
     assert "A weight is not importance." in text
+    assert "standard: off-diagonal rank 1; rows sum to 1 to 13;" in text
     assert "one seed cannot show" in text
     assert "centred mean" not in text  # ten logged values are not smoothed
     assert '"torch": "2.13.0"' in text

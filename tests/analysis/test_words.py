@@ -3,7 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from attnres.analysis import plot, words
+from attnres.analysis import words
+from attnres.analysis.canvas import LIGHT
+from attnres.analysis.heat_maps import depth_weights
 from attnres.analysis.report import render
 from attnres.analysis.runs import load_run, load_runs
 from attnres.residual import RESIDUALS
@@ -113,7 +115,7 @@ def test_depth_weights_of_zero_queries_are_called_untrained(make, tmp_path):
     assert sentence.startswith("made: depth weights are untrained.")
     page = render(runs, "words")
     assert page.count("depth weights are untrained") == 1
-    figure = plot.depth_weights(runs, plot.LIGHT)
+    figure = depth_weights(runs, LIGHT)
     assert [axes.get_title() for axes in figure.axes[:2]] == ["made (untrained)", "old"]
 
 
@@ -125,6 +127,32 @@ def test_every_method_is_said_in_a_sentence(make, tmp_path):
     two_phases = said["two_phase, 4 blocks of 3"]
     assert two_phases.startswith(said["attn_res, 4 blocks of 3"])
     assert two_phases.endswith("read once for several sublayers; the model is that of attn_res.")
+
+
+def test_an_ablation_is_told_from_what_it_ablates(make, tmp_path):
+    changes = {"kernel": "sigmoid", "key_norm": False}
+    residual = {"method": "attn_res", "n_blocks": 4, "eps": 1e-6, **changes}
+    model = {"family": "llama", "dim": 128, "n_layers": 6, "residual": residual}
+    make.run(tmp_path, "changed", method="attn_res", sizes=make.blocks, model=model)
+    make.run(tmp_path, "whole", method="attn_res", sizes=make.blocks)
+    (name, changed), (_, whole) = words.methods(load_runs(tmp_path))
+    assert name == "attn_res, 4 blocks of 3, kernel=sigmoid, key_norm=False"
+    assert changed == f"An ablation, with kernel=sigmoid, key_norm=False, of this: {whole}"
+
+
+def test_what_mixing_says_is_a_sentence(make, tmp_path):
+    make.run(tmp_path, "run")
+    (sentence,) = words.mixing(load_runs(tmp_path))
+    assert sentence == (
+        "run: off-diagonal rank 1; rows sum to 1 to 13; the read before the final norm reaches 6 "
+        "outputs back on average; of what is not newest, the embedding weighs most, 0.25 of a row."
+    )
+    make.edit(
+        tmp_path / "run", lambda rows: [row | {"mixing_sink": 3, "mixing": [[1.0]]} for row in rows]
+    )
+    assert "the output of depth 2 weighs most" in words.mixing(load_runs(tmp_path))[0]
+    make.edit(tmp_path / "run", lambda rows: [row | {"mixing": None} for row in rows])
+    assert words.mixing(load_runs(tmp_path)) == []
 
 
 def test_one_seed_is_said_to_show_no_noise(folder):

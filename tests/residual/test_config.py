@@ -29,6 +29,12 @@ TEXTS = {
     "attn_res:n_blocks=8,eps=1e-06": AttnResConfig(n_blocks=8),
     "attn_res:layers_per_block=12,eps=1e-05": AttnResConfig(layers_per_block=12, eps=1e-5),
     "attn_res:sublayers_per_block=3,eps=0.0": AttnResConfig(sublayers_per_block=3, eps=0.0),
+    "attn_res:eps=1e-06,kernel=sigmoid,key_norm=False": AttnResConfig(
+        kernel="sigmoid", key_norm=False
+    ),
+    "attn_res:n_blocks=4,eps=1e-06,count_prior=0.5,null_source=True": AttnResConfig(
+        n_blocks=4, count_prior=0.5, null_source=True
+    ),
     "sum:n_blocks=8,eps=1e-06": SummedConfig(n_blocks=8),
     "centered:eps=1e-06": CenteredConfig(),
     "centered:layers_per_block=2,eps=1e-05": CenteredConfig(layers_per_block=2, eps=1e-5),

@@ -9,13 +9,15 @@ import torch
 from tiny_runs import RESIDUALS
 from torch import nn
 
+from attnres.analysis.mixing import Summary, mixing_of_model, summary
 from attnres.residual import Residual, Standard
 from attnres.train import probe
 from attnres.train.recipe import ModelConfig
 
 TOKENS_BT = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 N_SOURCES = {"block": [1, 2, 2, 3, 3], "full": [1, 2, 3, 4, 5]}
-SHADOWS = ("read", "write", "finish")
+SHADOWS = ("start", "read", "write", "finish")
+MIXING = ("mixing", *(f"mixing_{name}" for name in Summary._fields))
 
 
 def build(residual="block", trained=True) -> Any:
@@ -123,6 +125,35 @@ def test_a_method_without_depth_weights_has_none():
     assert [figures[key] for key in ("weights", "weights_entropy", "weights_max")] == [None] * 3
 
 
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_mixing_is_the_mean_over_tokens_with_its_summary(residual):
+    model = build(residual)
+    figures, expected = probe.measure(model, TOKENS_BT), mixing_of_model(model, TOKENS_BT)
+    assert torch.tensor(figures["mixing"]).shape == (5, 5)
+    for row, mean_L in zip(figures["mixing"], expected.mean((2, 3)).tolist(), strict=True):
+        assert row == pytest.approx(mean_L, abs=2e-6)
+    for name, value in summary(expected)._asdict().items():
+        assert figures[f"mixing_{name}"] == pytest.approx(value, abs=1e-5)
+
+
+def test_mixing_takes_tokens_evenly_where_there_are_many(monkeypatch):
+    monkeypatch.setattr(probe, "MIXING_TOKENS", 6)  # of 18: every third
+    model = build("full")
+    mean_RL = mixing_of_model(model, TOKENS_BT).flatten(2)[..., ::3].mean(dim=-1)
+    figures = probe.measure(model, TOKENS_BT)
+    assert figures["mixing"][-1] == pytest.approx(mean_RL[-1].tolist(), abs=2e-6)
+
+
+def test_a_long_model_or_one_that_is_not_finite_has_no_mixing(monkeypatch):
+    monkeypatch.setattr(probe, "MIXING_SUBLAYERS", 3)
+    assert [probe.measure(build(), TOKENS_BT)[key] for key in MIXING] == [None] * len(MIXING)
+    monkeypatch.undo()
+    model = build()
+    nn.init.constant_(model.residual.readers[3].query, math.nan)
+    figures = probe.measure(model, TOKENS_BT)
+    assert [figures[key] for key in MIXING] == [None] * len(MIXING)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("outcome", ["success", "failure"])
 def test_nothing_is_left_behind(training, outcome):
@@ -219,7 +250,7 @@ def test_a_method_of_the_four_required_functions_alone_is_measured():
     for part in (*model.model.layers, model.model.norm):
         part.residual_of = (model.residual,)
     figures = probe.measure(model, TOKENS_BT)
-    assert figures == expected | {"stream_rms": None}
+    assert figures == expected | dict.fromkeys(("stream_rms", *MIXING))
 
 
 def test_zero_queries_are_called_untrained():

@@ -29,6 +29,13 @@ FIELDS = {
         "weights_entropy",
         "weights_max",
         "untrained",
+        "mixing",
+        "mixing_rank",
+        "mixing_row_sums",
+        "mixing_entropy",
+        "mixing_reach",
+        "mixing_sink",
+        "mixing_sink_share",
     },
     "end": {"peak_memory_bytes"},
 }
@@ -57,6 +64,7 @@ def test_metrics_have_their_kinds_fields_and_lengths(run, residual):
     for row in rows(run, "probe"):
         for key in ("output_rms", "stream_rms", "grad_norm"):
             assert len(row[key]) == 4
+        assert [len(each) for each in row["mixing"]] == [5] * 5
         for key in ("weights", "weights_entropy", "weights_max"):
             assert row[key] is None if residual == "standard" else len(row[key]) == 5
     expected = [residual != "standard", False, False]
