@@ -75,7 +75,7 @@ def _run(
 def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
     from rich.console import Console
 
-    from attnres.analysis import plot
+    from attnres.analysis import canvas
     from attnres.experiment import figure, page, summary
     from attnres.train.run_folder import write_atomically
 
@@ -86,8 +86,8 @@ def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
     write_atomically(out / "summary.md", page.to_markdown(study, arms))
     if any(each.difference is not None for each in arms):
         (out / "figures").mkdir(exist_ok=True)
-        for name, theme in (("differences", plot.LIGHT), ("differences-dark", plot.DARK)):
-            picture = plot.png(figure.differences(arms, theme))
+        for name, theme in (("differences", canvas.LIGHT), ("differences-dark", canvas.DARK)):
+            picture = canvas.png(figure.differences(arms, theme))
             (out / "figures" / f"{name}.png").write_bytes(picture)
     console = Console()
     console.print(page.rich_table(arms))

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tiny_study import finals, make_study, tuned
 
-from attnres.analysis import plot
+from attnres.analysis import canvas
 from attnres.analysis.table import MISSING
 from attnres.experiment import figure, page
 from attnres.experiment.summary import notes, summarise
@@ -122,9 +122,9 @@ def test_a_terminal_of_80_letters_cuts_nothing():
 
 
 def test_the_figure_has_a_point_an_arm_and_the_papers():
-    drawn = figure.differences(summarise(STUDY, ROWS), plot.LIGHT)
+    drawn = figure.differences(summarise(STUDY, ROWS), canvas.LIGHT)
     (axes,) = drawn.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["full", "block"]
     (papers,) = (line for line in axes.lines if line.get_label() == "the paper")
     assert papers.get_xdata() == pytest.approx([-0.029])
-    assert plot.png(drawn).startswith(b"\x89PNG")
+    assert canvas.png(drawn).startswith(b"\x89PNG")
