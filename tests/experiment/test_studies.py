@@ -5,7 +5,7 @@ import pytest
 from attnres.experiment.folder import OF_THE_REPOSITORY, load_study
 from attnres.residual import RESIDUALS
 
-STUDIES = ("methods", "block_size")
+STUDIES = ("methods", "components", "block_size")
 
 
 @pytest.mark.parametrize("name", STUDIES)
