@@ -1,7 +1,8 @@
 """Does attention over depth help a pretrained model that is trained on?
 
     python experiments/conversion/runs.py            all runs that results.csv lacks, then a summary
-    python experiments/conversion/runs.py --smoke    two steps of each arm, into a folder of its own
+    python experiments/conversion/runs.py --arm queries    those of one arm, beside another process
+    python experiments/conversion/runs.py --smoke    two steps of each arm; give it other --results
 
 Every run appends one row to results.csv; stopped at any time, the same command goes on.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnres.experiment.paired import paired_difference
 from attnres.models import convert
 from attnres.models.pretrained import Pretrained, load_pretrained
 from attnres.train.corpus import embedded_documents
@@ -27,12 +29,13 @@ from attnres.train.optim import OptimConfig, lr_factor, query_lr
 
 HERE = Path(__file__).parent
 QUERY_LR = 3e-4  # at width 256; the arms that train weights too do not tune it
-LEARNING_RATES = {  # three an arm: of the weights, of the queries where nothing else is trained
-    "unconverted": (1e-5, 3e-5, 1e-4),
-    "everything": (1e-5, 3e-5, 1e-4),
-    "queries": (3e-4, 1e-3, 3e-3),
-    "lora and queries": (3e-4, 1e-3, 3e-3),
+LEARNING_RATES = {  # four an arm: of the weights, of the queries where nothing else is trained
+    "unconverted": (1e-5, 3e-5, 1e-4, 3e-4),
+    "everything": (1e-5, 3e-5, 1e-4, 3e-4),
+    "queries": (1e-4, 3e-4, 1e-3, 3e-3),
+    "lora and queries": (3e-4, 1e-3, 3e-3, 1e-2),
 }
+REFERENCE = "unconverted"
 SEEDS = (0, 1, 2)
 TUNING_SEED = 100
 SETTINGS = OptimConfig(weight_decay=0.0, warmup_steps=3, min_lr_fraction=0.1)
@@ -174,9 +177,8 @@ class Experiment:
             torch_version=torch.__version__,
         )
         append(self.file, row)
-        print(
-            f"{phase} {setting.arm} lr {setting.lr} seed {setting.seed}: {after} ({row.seconds} s)"
-        )
+        said = f"{phase} {setting.arm} lr {setting.lr} seed {setting.seed}"
+        print(f"{said}: {after} ({row.seconds} s)", flush=True)
         return row
 
     def _text(self, setting: Setting) -> tuple[Text, tuple[float, float]]:
@@ -188,10 +190,13 @@ class Experiment:
         return self.texts[key]
 
 
-def run_all(experiment: Experiment, base: Setting, seeds: tuple[int, ...] = SEEDS) -> list[Row]:
-    """Three rates an arm with a seed of their own, then every seed at the best one."""
+def run_all(
+    experiment: Experiment, base: Setting, arms: list[str], seeds: tuple[int, ...] = SEEDS
+) -> list[Row]:
+    """Four rates an arm with a seed of their own, then every seed at the best one."""
     rows = []
-    for arm, rates in LEARNING_RATES.items():
+    for arm in arms:
+        rates = LEARNING_RATES[arm]
         settings = [replace(base, arm=arm, lr=lr, seed=TUNING_SEED) for lr in rates]
         tried = [experiment.run(setting, "tuning") for setting in settings]
         best = min(tried, key=lambda row: row.tuning_after).lr
@@ -225,19 +230,25 @@ def _key(setting: Setting) -> tuple:
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
-    """One line an arm: its mean and standard deviation over seeds."""
-    yield f"{'arm':18} {'lr':>8} {'before':>8} {'after':>8} {'sd':>7} seeds"
+    """One line an arm: mean and deviation over seeds, and the difference paired by seed."""
+    yield f"{'arm':18} {'lr':>8} {'before':>8} {'after':>8} {'sd':>7}  less unconverted, 95 %"
+    losses: dict[str, list[float]] = {}
     for arm in dict.fromkeys(row.arm for row in rows):
         own = [row for row in rows if row.arm == arm]
-        after = [row.report_after for row in own]
+        after = losses[arm] = [row.report_after for row in own]
         sd = statistics.stdev(after) if len(after) > 1 else float("nan")
-        before, mean = own[0].report_before, statistics.fmean(after)
-        yield f"{arm:18} {own[0].lr:8g} {before:8.4f} {mean:8.4f} {sd:7.4f} {len(own)}"
+        line = f"{arm:18} {own[0].lr:8g} {own[0].report_before:8.4f} "
+        line += f"{statistics.fmean(after):8.4f} {sd:7.4f}"
+        if arm != REFERENCE and REFERENCE in losses:
+            difference = paired_difference(after, losses[REFERENCE])
+            line += f"  {difference.mean:+.4f} +- {difference.half_width or float('nan'):.4f}"
+        yield line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="two steps a run, one seed")
+    parser.add_argument("--arm", action="append", choices=list(LEARNING_RATES), dest="arms")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--results", type=Path, default=HERE / "results.csv")
     chosen = parser.parse_args()
@@ -245,7 +256,8 @@ def main() -> None:
     if chosen.smoke:
         base = replace(base, n_steps=2, batch_size=1, seq_len=16, n_validation=2)
     experiment = Experiment(chosen.results, chosen.device)
-    rows = run_all(experiment, base, SEEDS[:1] if chosen.smoke else SEEDS)
+    arms = chosen.arms or list(LEARNING_RATES)
+    rows = run_all(experiment, base, arms, SEEDS[:1] if chosen.smoke else SEEDS)
     print("\n".join(summary(rows)))
 
 
