@@ -6,6 +6,7 @@ Workers end with the command that started them, however it ends; the command the
 import fcntl
 import multiprocessing
 import signal
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -62,8 +63,8 @@ def run_study(
     """Every run of these arms that `results` lacks, and all rows then.
 
     Raises:
-        ValueError: rows of another study, another command at work on the same rows or runs; at the end,
-            arms that failed, while all others have been run.
+        ValueError: rows of another study, another command at work on the same rows or runs; at the
+            end, arms that failed, while all others have been run.
         ChildProcessError: a worker was ended from outside.
     """
     study, failed = place.load(), dict[str, str]()
@@ -169,11 +170,13 @@ def _outcome(place: Place, trial: Trial, pipe: Connection) -> Row | Failure:
 
 @cache
 def _loaded(place: Place) -> "tuple[Study, TokenData]":
+    from tqdm import tqdm
     from transformers.utils import logging
 
     from attnres.train.data import load_data
 
     logging.disable_progress_bar()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, of which a killed worker leaves word
     study = place.load()
     return study, load_data(study.base.data)
 
