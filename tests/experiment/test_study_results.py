@@ -51,7 +51,7 @@ def test_lines_that_are_no_rows_are_refused(tmp_path, old, new, words):
 def test_a_run_has_one_row(tmp_path):
     first, second = tuned(STUDY, {"standard": (1.0, 2.0)})
     write_rows(tmp_path / "results.csv", [first, second, first])
-    with pytest.raises(ValueError, match="line 4 of .*is another row of tuning-standard-lr1-seed"):
+    with pytest.raises(ValueError, match=r"line 4 of .*is another row of tuning-standard-lr1-seed"):
         read_rows(tmp_path / "results.csv", STUDY)
 
 
