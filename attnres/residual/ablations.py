@@ -22,6 +22,7 @@ NEUTRAL: dict[str, Any] = {  # settings that say what `AttnRes` does anyway
     "key_norm": True,
     "n_heads": 1,
     "null_source": False,
+    "count_prior": 0.0,
 }
 CLASHES = (  # a setting, those it leaves nothing to do for, and why
     (

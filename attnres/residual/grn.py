@@ -210,7 +210,7 @@ class Grn(Residual[GrnState]):
 
 
 def _check(version: Any, ways: Any, n_last: Any) -> None:
-    if version not in VERSIONS:
+    if type(version) is not int or version not in VERSIONS:  # True and 1.0 are equal to 1
         raise ValueError(f"version must be 1, 2 or 3, got {version!r}")
     if ways not in get_args(WaysOfGrn):
         raise ValueError(f"ways must be 'one' or 'qkv', got {ways!r}")
