@@ -2,8 +2,8 @@
 
 from attnres.distributed.chunks import Chunk, cut, even_cuts
 from attnres.distributed.plan import Hop, PipelinePlan, plan_pipeline
-from attnres.distributed.schedule import SCHEDULES, schedule
-from attnres.distributed.simulate import Machine, simulate
+from attnres.distributed.schedules import SCHEDULES, schedule
+from attnres.distributed.simulation import Machine, simulate
 from attnres.distributed.timeline import Timeline
 
 __all__ = [

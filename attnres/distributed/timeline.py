@@ -7,7 +7,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from attnres.distributed.plan import Copy, PipelinePlan
-from attnres.distributed.schedule import Step
+from attnres.distributed.schedules import Step
+
+Lifetime = Callable[[Copy, int], tuple[float, float]]  # of a copy and a micro-batch: start, end
 
 
 class Span(NamedTuple):
@@ -70,12 +72,18 @@ class Timeline:
         """Most bytes of gradients that wait on each rank for the home of a kept copy."""
         return self._peaks(self._waiting)
 
-    def _peaks(self, lifetime: Callable[[Copy, int], tuple[float, float]]) -> tuple[int, ...]:
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Most bytes on each rank at once of sources and of gradients that wait."""
+        return self._peaks(self._held, self._waiting)
+
+    def _peaks(self, *lifetimes: Lifetime) -> tuple[int, ...]:
         changes: list[list[tuple[float, int]]] = [[] for _ in range(self.plan.n_stages)]
         for copy in self.plan.copies:
             for microbatch in {span.step.microbatch for span in self.spans}:
-                start_s, end_s = lifetime(copy, microbatch)
-                changes[copy.rank] += [(start_s, 1), (end_s, -1)]
+                for lifetime in lifetimes:
+                    start_s, end_s = lifetime(copy, microbatch)
+                    changes[copy.rank] += [(start_s, 1), (end_s, -1)]
         counts = (accumulate((n for _, n in sorted(rank)), initial=0) for rank in changes)
         return tuple(max(count) * self.vector_bytes for count in counts)
 

@@ -8,7 +8,7 @@ from random_plans import KEEP, random_plans
 
 from attnres import BlockLayout
 from attnres.distributed import Machine, plan_pipeline, schedule, simulate
-from attnres.distributed.schedule import Step
+from attnres.distributed.schedules import Step
 
 LAYOUT = BlockLayout.of(8, n_blocks=4)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from attnres.distributed.plan import PipelinePlan
-from attnres.distributed.schedule import Order, Step
+from attnres.distributed.schedules import Order, Step
 from attnres.distributed.timeline import Message, Span, Timeline
 from attnres.layout import check_count
 

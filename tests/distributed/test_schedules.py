@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from attnres.distributed import SCHEDULES, schedule
-from attnres.distributed.schedule import Step
+from attnres.distributed.schedules import Step
 
 KINDS: dict[str, Any] = {"F": "forward", "B": "backward"}
 

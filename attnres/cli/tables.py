@@ -1,0 +1,19 @@
+"""Tables on the terminal."""
+
+from collections.abc import Sequence
+
+from attnres.cost.tables import Table
+
+
+def show(tables: Sequence[Table]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    for table in tables:
+        shown = RichTable(title=table.title, caption=table.note or None, box=box.SIMPLE)
+        for i, column in enumerate(table.columns):
+            shown.add_column(column, justify="right" if i else "left", overflow="fold")
+        for row in table.rows:
+            shown.add_row(*row)
+        Console().print(shown)
