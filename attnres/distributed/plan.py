@@ -68,13 +68,12 @@ class Copy:
     rank: int
     home: int  # chunk that received or made it
     received: bool
-    readers: tuple[int, ...]  # chunks that read it, rising
-    senders: tuple[int, ...]  # chunks that send it on, rising
+    readers: tuple[int, ...]  # chunks that read it, rising; only they and `home` send it on
 
     @property
     def forward_end(self) -> int:
-        """Chunk after whose forward and sending it may be dropped where no backward comes."""
-        return max((self.home, *self.readers, *self.senders))
+        """Chunk after whose forward, and sending, it may be dropped where no backward comes."""
+        return max((self.home, *self.readers))
 
     @property
     def backward_end(self) -> int | None:
@@ -84,8 +83,7 @@ class Copy:
     @property
     def deposits(self) -> tuple[int, ...]:
         """Chunks, in order of the backward, whose gradients of it wait on the rank for `home`."""
-        users = {*self.readers, *self.senders} - {self.home}
-        return tuple(sorted(users, reverse=True))
+        return tuple(chunk for chunk in reversed(self.readers) if chunk != self.home)
 
 
 @dataclass(frozen=True)
@@ -145,8 +143,7 @@ class PipelinePlan:
     def copy_of(self, block: int | None, chunk: int) -> Copy:
         """The copy of a block, or of the partial sum, that a chunk reads, makes or sends."""
         for copy in self.copies:
-            used = {copy.home, *copy.readers, *copy.senders}
-            if copy.block == block and chunk in used:
+            if copy.block == block and chunk in (copy.home, *copy.readers):
                 return copy
         raise ValueError(f"chunk {chunk} uses no block {block}")
 
@@ -197,31 +194,17 @@ def _hops(chunks: Sequence[Chunk], n_stages: int, keep: Keep) -> tuple[Hop, ...]
 
 
 def _copies(chunks: Sequence[Chunk], hops: Sequence[Hop], n_stages: int) -> tuple[Copy, ...]:
-    found: list[_Uses] = []
-    newest: list[dict[int | None, _Uses]] = [{} for _ in range(n_stages)]  # by rank and block
-    incoming = (None, *hops)
-    outgoing = (*hops, None)
-    for chunk, before, after in zip(chunks, incoming, outgoing, strict=True):
-        here = newest[chunk.rank]
-        came = [] if before is None else [*before.blocks, *[None] * before.partial]
+    found: list[tuple[int | None, Chunk, bool, list[int]]] = []
+    newest: list[dict[int | None, list[int]]] = [{} for _ in range(n_stages)]  # readers, by rank
+    for chunk, hop in zip(chunks, (None, *hops), strict=True):
+        readers_of = newest[chunk.rank]
+        came = [] if hop is None else [*hop.blocks, *[None] * hop.partial]
         for block, received in [(n, True) for n in came] + [(n, False) for n in chunk.made]:
-            here[block] = _Uses(block, chunk, received)
-            found.append(here[block])
+            readers_of[block] = []
+            found.append((block, chunk, received, readers_of[block]))
         for block in (*range(chunk.n_before), *[None] * chunk.begun, *chunk.read_where_made):
-            here[block].readers.append(chunk.index)
-        for block in after.blocks if after is not None else ():
-            here[block].senders.append(chunk.index)
-    return tuple(uses.done() for uses in found)
-
-
-class _Uses:
-    """A copy whose uses are still being found."""
-
-    def __init__(self, block: int | None, chunk: Chunk, received: bool):
-        self.block, self.chunk, self.received = block, chunk, received
-        self.readers: list[int] = []
-        self.senders: list[int] = []
-
-    def done(self) -> Copy:
-        uses = tuple(self.readers), tuple(self.senders)
-        return Copy(self.block, self.chunk.rank, self.chunk.index, self.received, *uses)
+            readers_of[block].append(chunk.index)
+    return tuple(
+        Copy(block, chunk.rank, chunk.index, received, tuple(readers))
+        for block, chunk, received, readers in found
+    )
