@@ -1,6 +1,7 @@
 """The timeline against closed forms, and its messages and memory against the plan."""
 
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
@@ -100,33 +101,44 @@ def test_a_message_takes_its_bytes_and_its_latency():
     assert found.idle_share == pytest.approx(1 - 6 / 26)
 
 
-def brute_peaks(found):
-    """Look at each instant: which sources of which micro-batches are on each rank."""
+def instants(found):
+    """At the end of each step or message: sources held, and gradients that wait, by rank."""
     spans = {span.step: span for span in found.spans}
     arrivals = {message.step: message.end_s for message in found.messages}
-    plan, n_microbatches = found.plan, max(step.microbatch for step in spans) + 1
-    peaks: Counter = Counter()
+    microbatches = {step.microbatch for step in spans}
+
+    def end_s(kind, chunk, m):
+        return spans[Step(kind, chunk, m)].end_s
+
     for now in {time for span in spans.values() for time in span[2:]} | {*arrivals.values()}:
-        held: Counter = Counter()
-        for copy in plan.copies:
-            for m in range(n_microbatches):
-                made = spans[Step("forward", copy.home, m)]
-                before = Step("forward", copy.home - 1, m)
-                start_s = made.start_s
-                if copy.received:
-                    start_s = arrivals[before] if before in arrivals else spans[before].end_s
-                if copy.backward_end is None:
-                    end_s = arrivals.get(made.step, made.end_s)
-                else:
-                    end_s = spans[Step("backward", copy.backward_end, m)].end_s
-                held[copy.rank] += start_s <= now < end_s
-        peaks = peaks | held
-    return tuple(2 * peaks[rank] for rank in range(plan.n_stages))
+        held, waiting = Counter(), Counter()
+        for copy, m in product(found.plan.copies, microbatches):
+            made, before = (Step("forward", copy.home - i, m) for i in range(2))
+            given = {step: arrivals.get(step, spans[step].end_s) for step in (made, before)
+                     if step in spans}  # fmt: skip
+            start = given[before] if copy.received else spans[made].start_s
+            reader = copy.backward_end
+            end = given[made] if reader is None else end_s("backward", reader, m)
+            held[copy.rank] += start <= now < end
+            later = [end_s("backward", reader, m) for reader in copy.readers if reader != copy.home]
+            if later:
+                waiting[copy.rank] += min(later) <= now < end_s("backward", copy.home, m)
+        yield held, waiting
 
 
 def test_peaks_are_those_seen_at_each_instant():
-    for _, _, found in every_timeline(2):
-        assert found.peak_source_bytes == brute_peaks(found)
+    for plan, _, found in every_timeline(2):
+        sources, gradients, both = Counter(), Counter(), Counter()
+        for held, waiting in instants(found):
+            sources |= held
+            gradients |= waiting
+            both |= held + waiting
+        for peaks, counted in [
+            (found.peak_source_bytes, sources),
+            (found.peak_gradient_bytes, gradients),
+            (found.peak_bytes, both),
+        ]:
+            assert peaks == tuple(2 * counted[rank] for rank in range(plan.n_stages))
 
 
 def test_1f1b_holds_fewer_micro_batches_than_gpipe():
