@@ -15,10 +15,11 @@ What this takes of `torch.distributed.pipelining` (2.13), so that stages can be 
   travels from rank to rank, and is never sent by its maker to all.
 - Shapes are static: receive buffers are made once, one a micro-batch and input, and kept. So a hop
   lists the same tensors for every micro-batch. With `input_args` and `output_args` for every stage
-  nothing is inferred; these must require gradients, else none is received for them. Without
-  them each stage is run once on tensors of the right shape, which must leave no source in a cache.
-- What a rank keeps is no input of its later stages, so it reaches them as a detached leaf, whose
-  gradient is added to that of the copy in the backward of its home chunk (`Copy.deposits`).
+  (tensors on the meta device will do) nothing is inferred; these must require gradients, else none
+  is received for them. Without them each stage is run once on empty tensors of the right shape,
+  which must leave no source in a cache.
+- What a rank keeps is no input of its later stages, so it reaches them as a detached leaf; the
+  gradient of the leaf is added to that of the copy in the backward of its home (`Copy.deposits`).
 - A stage is not told its micro-batch: `forward_one_chunk(fwd_chunk_id, ...)` must be overridden, or
   the index passed as a keyword argument.
 - A stage holds its outputs until its backward, and receive buffers for good; both are more than
