@@ -97,6 +97,10 @@ HELP = {
     "layout": ["--layers", "two sublayers", "--n-blocks", "Full AttnRes", "Kimi K3"],
     "cost": ["MODEL", "--residual", "METHOD", "--methods", "--json FILE", "--budget-gb", "10^9",
              "--budget-percent", "standard residual", "--chunk", "without values", "measured"],
+    "pipeline-plan": ["--layers", "-P INT", "-V INT", "cross-stage caching", "partial sum",
+                      "--cuts", "--whole-layers", "interleaved", "looped", "--microbatches",
+                      "--figure FILE", "--link-gb-per-s", "10^9 bytes a second", "--json FILE",
+                      "Nothing is run"],
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from attnres.cli.costs import cost
 from attnres.cli.experiments import experiment
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
+from attnres.cli.pipelines import pipeline_plan
 from attnres.cli.reports import report
 from attnres.cli.training import demo, train
 
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "layout": layout,
     "cost": cost,
+    "pipeline-plan": pipeline_plan,
 }
 RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
 
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _overview() -> str:
     lines = ["usage: attnres COMMAND [--help]", ""]
     for name, command in COMMANDS.items():
-        lines.append(f"  {name:11}{(command.__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:15}{(command.__doc__ or '').splitlines()[0]}")
     return "\n".join(lines)
 
 

@@ -1,12 +1,12 @@
 """The command that says what a residual method costs."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from attnres.arguments import flat, parse
+from attnres.cli.tables import show
 from attnres.cost import (
     Advice,
     Counted,
@@ -114,7 +114,7 @@ def cost(arguments: list[str]) -> None:
         tables = _tables(sizes, residual, counted, chosen.use)
         found = {"residual": residual_to_json(residual), "counted": asdict(counted)}
     advice = _advice(sizes, chosen.use, chosen.budget)
-    _show(tables)
+    show(tables)
     for each in advice.values():
         print(f"recommended: n_blocks={each.layout.n_blocks}. {each.reason}")
     if chosen.json is not None:
@@ -162,27 +162,6 @@ def _n_blocks(residual: ResidualConfig, n_sublayers: int) -> int | None:
     """Of the layout; None where a method has none."""
     layout = residual.describe(n_sublayers).get("layout")
     return len(layout["sizes"]) if layout else None
-
-
-def _show(tables: Sequence[Table]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    for table in tables:
-        shown = RichTable(
-            title=table.title,
-            caption=table.note or None,
-            box=box.SIMPLE,
-            pad_edge=False,
-            collapse_padding=True,
-        )
-        for i, column in enumerate(table.columns):
-            justify = "right" if i else "left"
-            shown.add_column(column, justify=justify, overflow="fold", no_wrap=not i)
-        for row in table.rows:
-            shown.add_row(*row)
-        Console().print(shown)
 
 
 def _advice(sizes: Sizes, use: Use, budget: Budget) -> dict[str, Advice]:
