@@ -159,6 +159,17 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
+def check_layers(n_sublayers: int, sublayers_per_layer: int) -> int:
+    """The number of transformer layers; ValueError where sublayers do not fill them."""
+    check_count("n_sublayers", n_sublayers)
+    check_count("sublayers_per_layer", sublayers_per_layer)
+    if n_sublayers % sublayers_per_layer:
+        raise ValueError(
+            f"sublayers_per_layer={sublayers_per_layer} does not divide {n_sublayers} sublayers"
+        )
+    return n_sublayers // sublayers_per_layer
+
+
 def _even_sizes(n_sublayers: int, n_blocks: int) -> tuple[int, ...]:
     if n_blocks > n_sublayers:
         raise ValueError(f"n_blocks={n_blocks} is more than the model's {n_sublayers} sublayers")

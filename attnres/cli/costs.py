@@ -28,6 +28,7 @@ from attnres.cost.tables import (
 )
 from attnres.residual import AttnResConfig, ResidualConfig, residual_to_json
 
+N_BLOCKS = 8  # in the table of schemes, of a method without blocks: the paper's
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -103,7 +104,9 @@ def cost(arguments: list[str]) -> None:
     sizes, own = _sizes(chosen)
     residual = own or chosen.residual
     if chosen.methods:
-        costs = method_costs(sizes.dim, sizes.n_sublayers)
+        costs = method_costs(
+            sizes.dim, sizes.n_sublayers, sublayers_per_layer=sizes.n_sublayers // sizes.n_layers
+        )
         tables = [methods_table(costs, sizes.n_sublayers, sizes.dim)]
         found: dict[str, Any] = {"methods": [asdict(each) for each in costs]}
     else:
@@ -147,18 +150,18 @@ def _tables(sizes: Sizes, residual: ResidualConfig, counted: Counted, use: Use) 
         chunk_tokens=use.chunk or None,
     )
     n_blocks = _n_blocks(residual, sizes.n_sublayers)
-    return [
-        scheme_table(sizes.n_sublayers, n_blocks),
+    tables = [
+        scheme_table(sizes.n_sublayers, n_blocks or min(N_BLOCKS, sizes.n_sublayers)),
         model_table(sizes, counted, run),
         memory_table(sizes, counted, n_blocks, run),
-        pipeline_table(n_blocks, use.stages, use.virtual),
     ]
+    return tables + ([pipeline_table(n_blocks, use.stages, use.virtual)] if n_blocks else [])
 
 
-def _n_blocks(residual: ResidualConfig, n_sublayers: int) -> int:
-    """Of the layout; of a method without one, the paper's 8."""
+def _n_blocks(residual: ResidualConfig, n_sublayers: int) -> int | None:
+    """Of the layout; None where a method has none."""
     layout = residual.describe(n_sublayers).get("layout")
-    return len(layout["sizes"]) if layout else min(8, n_sublayers)
+    return len(layout["sizes"]) if layout else None
 
 
 def _advice(sizes: Sizes, use: Use, budget: Budget) -> dict[str, Advice]:

@@ -11,9 +11,16 @@ def show(tables: Sequence[Table]) -> None:
     from rich.table import Table as RichTable
 
     for table in tables:
-        shown = RichTable(title=table.title, caption=table.note or None, box=box.SIMPLE)
+        shown = RichTable(
+            title=table.title,
+            caption=table.note or None,
+            box=box.SIMPLE,
+            pad_edge=False,
+            collapse_padding=True,
+        )
         for i, column in enumerate(table.columns):
-            shown.add_column(column, justify="right" if i else "left", overflow="fold")
+            justify = "right" if i else "left"
+            shown.add_column(column, justify=justify, overflow="fold", no_wrap=not i)
         for row in table.rows:
             shown.add_row(*row)
         Console().print(shown)

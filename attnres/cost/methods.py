@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from attnres.cost.counted import Counted, count, eager_work, saved_vectors
-from attnres.residual import RESIDUALS, ResidualConfig, format_residual
+from attnres.layout import SUBLAYERS_PER_LAYER
+from attnres.residual import RESIDUALS, ResidualConfig, parse_residual
 
 N_TOKENS, DIM = 64, 256  # of the measurement; a narrower method is measured at its own width
 
@@ -21,7 +22,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodCost:
-    """A method by its name and settings."""
+    """A method by its name and the settings that are not its defaults."""
 
     method: str
     starts_as: str
@@ -38,27 +39,41 @@ def measure(config: ResidualConfig, n_sublayers: int, dim: int = DIM) -> Measure
     return Measured(saved=saved, moved=moved)
 
 
-def variants(n_sublayers: int, n_blocks: int = 8) -> list[ResidualConfig]:
-    """Every method with its default settings and, where it can have blocks, in blocks."""
-    found: list[ResidualConfig] = []
-    for kind in RESIDUALS.values():
-        found.append(kind())
-        if "n_blocks" in {field.name for field in fields(kind)} and n_blocks < n_sublayers:
-            found.append(kind(n_blocks=n_blocks))
+def variants(
+    n_sublayers: int, n_blocks: int = 8, sublayers_per_layer: int = SUBLAYERS_PER_LAYER
+) -> dict[str, ResidualConfig]:
+    """Every method with its default settings and, where it can have blocks, in blocks.
+
+    By the text that `parse_residual` reads. Methods that average after a layer get its sublayers.
+    """
+    found: dict[str, ResidualConfig] = {}
+    for name, kind in RESIDUALS.items():
+        settings = {field.name for field in fields(kind)}
+        if "sublayers_per_layer" in settings and sublayers_per_layer != SUBLAYERS_PER_LAYER:
+            name = f"{name}:sublayers_per_layer={sublayers_per_layer}"
+        found[name] = parse_residual(name)
+        if "n_blocks" in settings and n_blocks < n_sublayers:
+            found[f"{name}:n_blocks={n_blocks}"] = kind(n_blocks=n_blocks)
     return found
 
 
-def method_costs(dim: int, n_sublayers: int, n_blocks: int = 8) -> list[MethodCost]:
+def method_costs(
+    dim: int,
+    n_sublayers: int,
+    n_blocks: int = 8,
+    sublayers_per_layer: int = SUBLAYERS_PER_LAYER,
+) -> list[MethodCost]:
     """Counted at width `dim`, measured at `min(dim, DIM)`: scalars a token weigh more there."""
+    configs = variants(n_sublayers, n_blocks, sublayers_per_layer)
     with torch.random.fork_rng(devices=[]):
-        return [_cost(each, dim, n_sublayers) for each in variants(n_sublayers, n_blocks)]
+        return [_cost(name, config, dim, n_sublayers) for name, config in configs.items()]
 
 
-def _cost(config: ResidualConfig, dim: int, n_sublayers: int) -> MethodCost:
+def _cost(name: str, config: ResidualConfig, dim: int, n_sublayers: int) -> MethodCost:
     with torch.device("meta"):
         starts_as = config.build(dim, n_sublayers).starts_as
     return MethodCost(
-        method=format_residual(config),
+        method=name,
         starts_as=starts_as,
         counted=count(config, dim, n_sublayers),
         measured=measure(config, n_sublayers, min(dim, DIM)),

@@ -63,7 +63,10 @@ def model_table(sizes: Sizes, counted: Counted, run: Run) -> Table:
     return Table("Parameters and FLOPs", ("", "figure"), rows, note)
 
 
-def memory_table(sizes: Sizes, counted: Counted, n_stored: int, run: Run) -> Table:
+def memory_table(sizes: Sizes, counted: Counted, n_blocks: int | None, run: Run) -> Table:
+    """Without blocks, prefill holds the largest state."""
+    n_stored = n_blocks or round(counted.carried)
+
     def training(vectors: float) -> str:
         return _bytes(source_bytes(vectors, run.n_tokens, sizes.dim, run.bytes_per_number))
 
@@ -80,14 +83,17 @@ def memory_table(sizes: Sizes, counted: Counted, n_stored: int, run: Run) -> Tab
          training(counted.checkpointed)),
         ("largest state between two sublayers", f"{counted.carried:.1f}",
          training(counted.carried)),
-        ("prefill, finished blocks", f"{n_stored}", prefill(1, None)),
+        (f"prefill, {'finished blocks' if n_blocks else 'the largest state'}", f"{n_stored}",
+         prefill(1, None)),
         (f"prefill, {shards}", f"{n_stored}", prefill(run.n_shards, None)),
     ]  # fmt: skip
     if run.chunk_tokens:
         words = f"prefill, {shards}, chunks of {run.chunk_tokens:,}"
         rows.append((words, f"{n_stored}", prefill(run.n_shards, run.chunk_tokens)))
     title = f"Memory of the residual for {run.n_tokens:,} tokens of {run.bytes_per_number} bytes"
-    note = "GB is 10^9 bytes; prefill counts blocks, as the paper does, and not the embedding"
+    note = "GB is 10^9 bytes"
+    if n_blocks:
+        note += "; prefill counts blocks, as the paper does, and not the embedding"
     return Table(title, ("", "vectors a token", "memory"), rows, note)
 
 
@@ -98,7 +104,8 @@ def pipeline_table(n_blocks: int, n_stages: int, n_virtual: int) -> Table:
     rows = []
     for words, sources in ((f"{n_blocks} blocks", per_chunk), ("one source a chunk", 1)):
         all_sent, kept = messages(n_stages, n_virtual, sources)
-        rows.append((words, f"{all_sent:g}", f"{kept:g}", f"{all_sent / kept:.2f}"))
+        ratio = f"{all_sent / kept:.2f}" if kept else NOT_SAID  # one chunk sends nothing
+        rows.append((words, f"{all_sent:g}", f"{kept:g}", ratio))
     title = f"Pipeline of {n_stages} stages with {n_virtual} chunks each: vectors a token sent"
     return Table(title, ("", "everything each time", "stages keep", "ratio"), rows)
 

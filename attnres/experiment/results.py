@@ -4,9 +4,9 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from attnres.experiment.study import Phase, Study, Trial, trials
 from attnres.residual import parse_residual
@@ -41,18 +41,15 @@ def read_rows(file: Path, study: Study) -> list[Row]:
     """All rows; ValueError where one is not of this study, or not a row."""
     if not file.exists():
         return []
-    kinds: dict[str, Any] = {each.name: each.type for each in fields(Row)}
-    rows = []
-    with file.open(newline="", encoding="utf-8") as stream:
-        for number, cells in enumerate(csv.DictReader(stream), start=2):
-            try:
-                values = {name: _cell(kind, cells[name]) for name, kind in kinds.items()}
-            except (KeyError, ValueError, TypeError) as error:
-                raise ValueError(
-                    f"line {number} of {file} is no row of a study: {error}"
-                ) from error
-            rows.append(Row(**values))
-            _check(rows[-1], rows[0], study, f"line {number} of {file}")
+    rows: list[Row] = []
+    for number, cells in enumerate(_lines(file), start=2):
+        where = f"line {number} of {file}"
+        try:
+            row = _row(cells)
+        except ValueError as error:
+            raise ValueError(f"{where} is no row of a study: {error}") from error
+        _check(row, rows, study, where)
+        rows.append(row)
     return rows
 
 
@@ -96,25 +93,45 @@ def n_left(study: Study, rows: Sequence[Row], arms: Sequence[str]) -> int:
     return left
 
 
-def _cell(kind: Any, text: str) -> Any:
-    if kind in (int, float):
-        return kind(text)
+def _lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        return list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{file} is no text of comma-separated values: {error}") from error
+
+
+def _row(cells: dict[str, Any]) -> Row:
+    if None in cells:  # where csv puts what has no column
+        raise ValueError("a cell too many")
+    row = Row(**{each.name: _cell(each, cells.get(each.name)) for each in fields(Row)})
+    if row.phase not in get_args(Phase):
+        raise ValueError(f"there is no phase {row.phase!r}")
+    if math.isnan(row.tuning_loss) or math.isnan(row.report_loss):
+        raise ValueError("a loss is no number")
+    return row
+
+
+def _cell(column: Field[Any], text: str | None) -> Any:
     if not isinstance(text, str):
-        raise ValueError("a cell is missing")
-    return text
+        raise ValueError(f"there is no {column.name}")
+    kind: Any = column.type
+    return kind(text) if kind in (int, float) else text
 
 
-def _check(row: Row, first: Row, study: Study, where: str) -> None:
+def _check(row: Row, before: Sequence[Row], study: Study, where: str) -> None:
     if row.fingerprint != study.fingerprint:
         raise ValueError(
             f"{where} is of another base recipe or version of study {study.name!r}: its "
             f"fingerprint is {row.fingerprint}, now {study.fingerprint}; move the file away to "
             "run all anew"
         )
-    if row.tokens != first.tokens:
+    if before and row.tokens != before[0].tokens:
         raise ValueError(
-            f"{where} was run on other tokens than the first row: {row.tokens}, not {first.tokens}"
+            f"{where} was run on other tokens than the first row: {row.tokens}, not "
+            f"{before[0].tokens}"
         )
+    if row.trial in {each.trial for each in before}:
+        raise ValueError(f"{where} is another row of {row.trial.name}")
     if row.arm in study.arms and not _is_same(row.residual, study, row.arm):
         raise ValueError(
             f"{where}: arm {row.arm!r} was run as {row.residual!r}, the study now has "

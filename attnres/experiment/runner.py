@@ -6,9 +6,10 @@ Workers end with the command that started them, however it ends; the command the
 import fcntl
 import multiprocessing
 import signal
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -62,14 +63,17 @@ def run_study(
     """Every run of these arms that `results` lacks, and all rows then.
 
     Raises:
-        ValueError: rows of another study, another command at work on the same study; at the end,
-            arms that failed, while all others have been run.
+        ValueError: rows of another study, another command at work on the same rows or runs; at the
+            end, arms that failed, while all others have been run.
         ChildProcessError: a worker was ended from outside.
     """
-    study = place.load()
-    rows, failed = read_rows(results, study), dict[str, str]()
-    n_workers = min(n_processes, n_left(study, rows, arms))
-    with _alone(runs_folder(study, place.runs)), _workers(place, n_workers) as workers:
+    study, failed = place.load(), dict[str, str]()
+    with ExitStack() as stack:
+        for lock in (runs_folder(study, place.runs) / ".lock", results.with_suffix(".lock")):
+            stack.enter_context(_alone(lock))
+        rows = read_rows(results, study)
+        n_workers = min(n_processes, n_left(study, rows, arms))
+        workers = stack.enter_context(_workers(place, n_workers))
         while True:
             arms = [arm for arm in arms if arm not in failed]
             _assign(workers, due(study, rows, arms))
@@ -166,11 +170,13 @@ def _outcome(place: Place, trial: Trial, pipe: Connection) -> Row | Failure:
 
 @cache
 def _loaded(place: Place) -> "tuple[Study, TokenData]":
+    from tqdm import tqdm
     from transformers.utils import logging
 
     from attnres.train.data import load_data
 
     logging.disable_progress_bar()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, of which a killed worker leaves word
     study = place.load()
     return study, load_data(study.base.data)
 
@@ -212,12 +218,12 @@ def _workers(place: Place, n_processes: int) -> Iterator[list[Worker]]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """ValueError where another command runs the same study."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
+def _alone(file: Path) -> Iterator[None]:
+    """ValueError where another command has this lock."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ValueError(f"another command is at work in {folder}") from error
+            raise ValueError(f"another command is at work on this study: it has {file}") from error
         yield

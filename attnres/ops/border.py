@@ -75,6 +75,12 @@ def check_eps(eps: float) -> None:
         raise ValueError(f"eps must be finite and not negative, got {eps!r}")
 
 
+def check_finite(name: str, value: object) -> None:
+    """ValueError with the value where it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
 def _stack(tensor: Tensor, source_dim: int) -> Stack:
     n_axes = tensor.dim()
     if (

@@ -4,12 +4,12 @@ The paper's table 4 (arXiv:2603.15031, section 5.3) changes the query, the kerne
 the heads; it does not define all of it. What is chosen here, and why, stands beside each setting.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 from attnres.layout import check_count
+from attnres.ops.border import check_finite
 
 CHOICES = {
     "query": ("input",),
@@ -22,6 +22,7 @@ NEUTRAL: dict[str, Any] = {  # settings that say what `AttnRes` does anyway
     "key_norm": True,
     "n_heads": 1,
     "null_source": False,
+    "count_prior": 0.0,
 }
 CLASHES = (  # a setting, those it leaves nothing to do for, and why
     (
@@ -134,13 +135,8 @@ def _check_flag(name: str, value: object) -> None:
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def _check_finite(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
-
-
 def _check_deviation(name: str, value: object) -> None:
-    _check_finite(name, value)
+    check_finite(name, value)
     if not isinstance(value, int | float) or value <= 0:
         raise ValueError(f"{name} must be positive, got {value!r}")
 
@@ -149,6 +145,6 @@ CHECKS: dict[str, Callable[[str, object], None]] = {
     **dict.fromkeys(CHOICES, _check_choice),
     **dict.fromkeys(("key_norm", "null_source"), _check_flag),
     **dict.fromkeys(("n_heads", "key_rank"), check_count),
-    **dict.fromkeys(("count_prior", "count_power"), _check_finite),
+    **dict.fromkeys(("count_prior", "count_power"), check_finite),
     "query_std": _check_deviation,
 }

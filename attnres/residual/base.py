@@ -71,6 +71,23 @@ def parts_of(out_BTD: Output, like_BTD: Tensor, depth: int) -> tuple[Tensor, ...
     return tuple(part_BTD.to(like_BTD.dtype) for part_BTD in parts)
 
 
+def whole(out_BTD: Output, like_BTD: Tensor, depth: int) -> Tensor:
+    """A sublayer's output, of its parts; checked, and in the dtype of the stream."""
+    first_BTD, *others = parts_of(out_BTD, like_BTD, depth)
+    for part_BTD in others:
+        first_BTD = first_BTD + part_BTD
+    return first_BTD
+
+
+def check_sources(n_found: int, n_expected: int, depth: int) -> None:
+    """ValueError for a state that is not the one at `depth`."""
+    if n_found != n_expected:
+        raise ValueError(
+            f"the state has {n_found} sources, at depth {depth} there are {n_expected}: write the "
+            "output of every sublayer once, in order"
+        )
+
+
 class Traffic(NamedTuple):
     """Vectors of D numbers a token that a fused implementation moves, the sublayer's own apart.
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from attnres.layout import check_count
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, Residual, Traffic, check_depth
-from attnres.residual.gates import project, rms_normed, whole, wide
+from attnres.residual.arithmetic import project, rms_normed, wide
+from attnres.residual.base import Output, Residual, Traffic, check_depth, whole
 
 MOST_BETA = 2.0
 MOST_VALUE = 4.0  # as in the authors' code

@@ -18,11 +18,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnres.layout import SUBLAYERS_PER_LAYER, check_count
-from attnres.residual.base import Output, Residual, Start, Traffic, check_depth, parts_of
+from attnres.layout import SUBLAYERS_PER_LAYER, check_count, check_layers
+from attnres.residual.arithmetic import weighted_sum, wide
+from attnres.residual.base import (
+    Output,
+    Residual,
+    Start,
+    Traffic,
+    check_depth,
+    check_sources,
+    parts_of,
+)
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import wide
-from attnres.residual.weighted import check_layers, check_sources, weighted_sum
 
 
 class DenseFormerState(NamedTuple):

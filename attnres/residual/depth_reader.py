@@ -8,7 +8,15 @@ from torch import Tensor, nn
 from attnres.layout import UNITS, BlockLayout, check_count, one_unit
 from attnres.ops import centered_attention, depth_attention, depth_weights, merge, own
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, Residual, Start, Traffic, check_depth, parts_of
+from attnres.residual.base import (
+    Output,
+    Residual,
+    Start,
+    Traffic,
+    check_depth,
+    check_sources,
+    parts_of,
+)
 
 
 class DepthReader(nn.Module):
@@ -145,12 +153,7 @@ class AttendsOverDepth(Residual[State]):
 
     def reader(self, state: State, depth: int) -> DepthReader | FirstReader:
         """The reader at `depth`; ValueError where the state is not the one that it reads."""
-        expected = self.n_sources(depth)
-        if len(state.sources) != expected:
-            raise ValueError(
-                f"the state has {len(state.sources)} sources, at depth {depth} there are "
-                f"{expected}: write the output of every sublayer once, in order"
-            )
+        check_sources(len(state.sources), self.n_sources(depth), depth)
         return cast(DepthReader | FirstReader, self.readers[depth])
 
     def as_source(self, finished_BTD: Tensor) -> Tensor:

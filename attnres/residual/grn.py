@@ -28,11 +28,20 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from attnres.layout import SUBLAYERS_PER_LAYER, check_count
-from attnres.residual.base import Mix, Output, Residual, Start, Traffic, Ways, check_depth, parts_of
+from attnres.layout import SUBLAYERS_PER_LAYER, check_count, check_layers
+from attnres.residual.arithmetic import project, weighted_sum, wide
+from attnres.residual.base import (
+    Mix,
+    Output,
+    Residual,
+    Start,
+    Traffic,
+    Ways,
+    check_depth,
+    check_sources,
+    parts_of,
+)
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import project, wide
-from attnres.residual.weighted import check_layers, check_sources, weighted_sum
 
 WaysOfGrn = Literal["one", "qkv"]
 VERSIONS = (1, 2, 3)
@@ -210,7 +219,7 @@ class Grn(Residual[GrnState]):
 
 
 def _check(version: Any, ways: Any, n_last: Any) -> None:
-    if version not in VERSIONS:
+    if type(version) is not int or version not in VERSIONS:  # True and 1.0 are equal to 1
         raise ValueError(f"version must be 1, 2 or 3, got {version!r}")
     if ways not in get_args(WaysOfGrn):
         raise ValueError(f"ways must be 'one' or 'qkv', got {ways!r}")

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from attnres.layout import check_count
-from attnres.residual.base import Output, Residual, Traffic, Tuning, check_depth
+from attnres.ops.border import check_finite
+from attnres.residual.arithmetic import project, wide
+from attnres.residual.base import Output, Residual, Traffic, Tuning, check_depth, whole
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import check_finite, project, whole, wide
 
 GateKind = Literal["scalar", "dense"]
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from attnres.layout import check_count
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, Residual, Start, Traffic, Tuning, check_depth
+from attnres.residual.arithmetic import project, rms_normed, weighted, wide
+from attnres.residual.base import Output, Residual, Start, Traffic, Tuning, check_depth, whole
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import project, rms_normed, weighted, whole, wide
 
 START_SCALE = 0.01  # of what depends on the token; arXiv:2409.19606
 

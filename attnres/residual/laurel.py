@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from attnres.layout import check_count
+from attnres.residual.arithmetic import project, wide
 from attnres.residual.base import Output, Residual, Start, Traffic, Tuning, check_depth, parts_of
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import project, wide
 
 
 class LaurelState(NamedTuple):

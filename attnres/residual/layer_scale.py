@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnres.layout import check_count
+from attnres.layout import SUBLAYERS_PER_LAYER, check_count
+from attnres.ops.border import check_finite
+from attnres.residual.arithmetic import gain_of_width, wide
 from attnres.residual.base import Output, Residual, Start, Traffic, check_depth, parts_of
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import check_finite, gain_of_width, wide
 
-SUBLAYERS_PER_LAYER = 2
 STARTS = ((18, 0.1), (24, 1e-5))  # up to so many layers; arXiv:2103.17239, section 3
 DEEPEST_START = 1e-6
 

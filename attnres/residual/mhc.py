@@ -38,9 +38,9 @@ from torch import Tensor, nn
 
 from attnres.layout import check_count
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, Residual, Start, Traffic, Tuning, check_depth
+from attnres.residual.arithmetic import project, rms_normed, weighted, wide
+from attnres.residual.base import Output, Residual, Start, Traffic, Tuning, check_depth, whole
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import project, rms_normed, weighted, whole, wide
 
 Constraint = Literal["sinkhorn", "permutation", "identity"]
 Reading = Literal["cyclic", "even"]
@@ -184,10 +184,10 @@ class ManifoldHyperConnections(Residual[Tensor]):
         """(8n + 2) with the parts as in arXiv:2603.15031, table 1, which goes step by step.
 
         Weights of the token read n; the mix of what is read n and 1 written; the output's share 1
-        and n; the streams' mix n and n, which the identity saves; the sum 2n and n.
+        and n; the streams' mix n and n, which the identity saves, and the first sublayer; the sum
+        2n and n.
         """
-        check_depth(depth, self.n_sublayers - 1)
-        n, is_mixed = self.n_streams, self.constraint != "identity"
+        n, is_mixed = self.n_streams, self._connection(depth).carry is not None
         return Traffic((5 if is_mixed else 4) * n + 1, (3 if is_mixed else 2) * n + 1)
 
     def tuning(self) -> tuple[Tuning, ...]:

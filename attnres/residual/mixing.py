@@ -49,8 +49,8 @@ def mixing_matrix(residual: Residual[Any], outputs: Sequence[Output]) -> Tensor:
 
 
 def _whole(out: Output) -> Tensor:
-    whole_BTD = out.first_BTD + out.second_BTD if isinstance(out, Parts) else out
-    return whole_BTD.double()
+    parts = out if isinstance(out, Parts) else (out,)
+    return torch.stack([part_BTD.double() for part_BTD in parts]).sum(dim=0)
 
 
 @contextmanager

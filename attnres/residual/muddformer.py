@@ -23,8 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.layout import SUBLAYERS_PER_LAYER, check_count
+from attnres.layout import SUBLAYERS_PER_LAYER, check_count, check_layers
 from attnres.ops.border import check_eps
+from attnres.residual.arithmetic import project, rms_normed, weighted_sum
 from attnres.residual.base import (
     Mix,
     Output,
@@ -34,11 +35,10 @@ from attnres.residual.base import (
     Tuning,
     Ways,
     check_depth,
+    check_sources,
     parts_of,
 )
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import project, rms_normed
-from attnres.residual.weighted import check_layers, check_sources, weighted_sum
 
 WaysOfMudd = Literal["residual", "qkvr"]
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnres.layout import check_count
-from attnres.ops.border import check_eps
-from attnres.residual.base import Output, Residual, Traffic, check_depth
+from attnres.ops.border import check_eps, check_finite
+from attnres.residual.arithmetic import gain_of_width, wide
+from attnres.residual.base import Output, Residual, Traffic, check_depth, whole
 from attnres.residual.coordinates import row_of_read
-from attnres.residual.gates import check_finite, gain_of_width, whole, wide
 
 
 class PostNorm(Residual[Tensor]):

@@ -123,6 +123,6 @@ class WindowConfig:
         """What decides the function of a model and shows in no tensor's shape."""
         return {
             "n_last": min(self.n_last, n_sublayers),
-            "remainder": self.remainder,
+            "remainder": self.remainder and self.n_last < n_sublayers,
             "eps": self.eps,
         }

@@ -162,10 +162,16 @@ def _mixing(residual: Residual, record: Record) -> Tensor | None:
     return found if found.isfinite().all() else None
 
 
-def _some_tokens(out: Output) -> Tensor:
-    whole_TD = (out[0] + out[1] if isinstance(out, Parts) else out).detach().flatten(0, -2)
-    stride = -(-len(whole_TD) // MIXING_TOKENS)
-    return whole_TD[::stride]
+def _some_tokens(out: Output) -> Output:
+    if isinstance(out, Parts):
+        return Parts(*(_tokens_of(part_BTD) for part_BTD in out))
+    return _tokens_of(out)
+
+
+def _tokens_of(out_BTD: Tensor) -> Tensor:
+    out_TD = out_BTD.detach().flatten(0, -2)
+    stride = -(-len(out_TD) // MIXING_TOKENS)
+    return out_TD[::stride]
 
 
 def _entropy(alpha_SBT: Tensor) -> float:

@@ -20,6 +20,7 @@ from attnres.residual import (
     WindowConfig,
     format_residual,
 )
+from attnres.residual.base import Parts
 
 DIM, N_SUBLAYERS = 6, 8
 MIXED = [config for config in CONFIGS if config not in MIXES_CHANNELS]
@@ -113,6 +114,16 @@ def test_rank_of_matrices_done_by_hand():
     assert off_diagonal_rank(torch.eye(4)) == 1
     two = torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 2, 1, 0], [1, 3, 5, 1]])
     assert off_diagonal_rank(two) == 2
+
+
+def test_two_parts_are_added_without_rounding():
+    """In bfloat16 their sum would be 1: the matrix is that of both."""
+    residual = random_residual(AttnResConfig(), DIM, 2)
+    part = torch.full((1, DIM), 2**-9, dtype=torch.bfloat16)
+    one = torch.cat([torch.ones(1, DIM - 1), torch.zeros(1, 1)], dim=-1).bfloat16()
+    parted = mixing_matrix(residual, [one, Parts(one, part), one])
+    whole = mixing_matrix(residual, [one, one.double() + part.double(), one])
+    assert torch.equal(parted, whole)
 
 
 def test_another_number_of_outputs_is_refused():

@@ -4,11 +4,13 @@ import json
 from dataclasses import asdict
 
 import pytest
+from transformers import CohereConfig
 
 from attnres.cli import main
 from attnres.cost import count
 from attnres.cost.methods import variants
-from attnres.residual import AttnResConfig, format_residual
+from attnres.cost.tables import NOT_SAID
+from attnres.residual import AttnResConfig
 from attnres.train.recipe import ModelConfig
 
 SMALL = ["--layers", "4", "--dim", "64", "--heads", "2", "--kv-heads", "2", "--mlp-dim", "96"]
@@ -80,11 +82,41 @@ def test_a_model_is_counted_with_the_residual_that_it_has(call, tmp_path):
 def test_all_methods_stand_beside_each_other(call, tmp_path):
     status, out, _ = call(*SMALL, "--methods", "--json", "methods.json")
     assert status == 0
-    for config in variants(8):
-        assert format_residual(config) in out
+    for method in variants(8):
+        assert f" {method} " in out
     rows = json.loads((tmp_path / "methods.json").read_text())["methods"]
     standard = next(row for row in rows if row["method"] == "standard")
     assert (standard["counted"]["moved"], standard["measured"]["moved"]) == (3, 3)
+
+
+def test_the_names_of_methods_are_whole_in_80_characters(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = call(*SMALL, "--methods")
+    assert status == 0
+    assert all(f" {method} " in out for method in variants(8))
+
+
+def test_layers_of_one_sublayer_are_averaged_one_by_one(call, tmp_path):
+    CohereConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, vocab_size=61,
+                 num_attention_heads=2, num_key_value_heads=2, bos_token_id=1, eos_token_id=2,
+                 ).save_pretrained(tmp_path / "model")  # fmt: skip
+    status, out, _ = call("model", "--methods")
+    assert status == 0
+    assert " denseformer:sublayers_per_layer=1 standard " in out
+
+
+def test_a_method_without_blocks_holds_its_state(call):
+    status, out, _ = call(*SMALL, "--residual", "window:n_last=2", "--chunk", 0)
+    assert status == 0
+    assert "prefill, the largest state 3 " in out
+    assert "blocks, as the paper does" not in out
+    assert "Pipeline" not in out
+
+
+def test_one_chunk_sends_nothing(call):
+    status, out, _ = call(*SMALL, "--residual", "attn_res", "--stages", 1, "--virtual", 1)
+    assert status == 0
+    assert f"8 blocks 0 0 {NOT_SAID}" in out
 
 
 @pytest.mark.parametrize(
@@ -92,7 +124,7 @@ def test_all_methods_stand_beside_each_other(call, tmp_path):
     [
         (["nowhere"], "no config of a transformers model in nowhere"),
         (["--layers", "0"], "n_layers must be a positive integer, got 0"),
-        (["--residual", "hyper"], "no residual method 'hyper'"),
+        (["--residual", "mine"], "no residual method 'mine'"),
         (["--layers", "2", "--residual", "attn_res:n_blocks=9"], "n_blocks=9 is more than"),
         (["--tokens", "-1"], "n_tokens must be a positive integer, got -1"),
         (["--stages", "0"], "n_stages must be a positive integer, got 0"),

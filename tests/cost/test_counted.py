@@ -17,6 +17,7 @@ from attnres.residual import (
     StandardConfig,
     TwoPhaseConfig,
     format_residual,
+    parse_residual,
 )
 
 N_SUBLAYERS = 6
@@ -125,13 +126,14 @@ def test_work_counts_operands_once_and_views_not_at_all():
 
 
 def test_all_methods_are_beside_each_other_once_in_blocks():
-    names = {type(config) for config in variants(12)}
-    assert names == set(RESIDUALS.values())
-    assert AttnResConfig(n_blocks=8) in variants(12)
-    assert AttnResConfig(n_blocks=8) not in variants(8)
+    assert {type(config) for config in variants(12).values()} == set(RESIDUALS.values())
+    assert variants(12)["attn_res:n_blocks=8"] == AttnResConfig(n_blocks=8)
+    assert "attn_res:n_blocks=8" not in variants(8)
+    for text, config in (variants(12) | variants(3, sublayers_per_layer=1)).items():
+        assert parse_residual(text) == config
     costs = {each.method: each for each in method_costs(64, 4, n_blocks=2)}
     assert len(costs) == len(variants(4, 2))
-    block = costs[format_residual(AttnResConfig(n_blocks=2))]
+    block = costs["attn_res:n_blocks=2"]
     assert block.counted == count(AttnResConfig(n_blocks=2), 64, 4)
     assert (block.starts_as, costs["standard"].starts_as) == ("multiple", "standard")
 

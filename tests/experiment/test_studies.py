@@ -16,6 +16,13 @@ def test_every_arm_is_possible(name, is_quick):
     assert study.choose(()) == tuple(study.arms)
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_two_arms_are_one_residual(name):
+    study = load_study(OF_THE_REPOSITORY / name)
+    configs = [study.residual(arm) for arm in study.arms]
+    assert len(set(configs)) == len(configs)
+
+
 def test_every_registered_method_is_an_arm_also_one_of_ones_own(monkeypatch):
     monkeypatch.setitem(RESIDUALS, "mine", RESIDUALS["attn_res"])
     arms = load_study(OF_THE_REPOSITORY / "methods").arms

@@ -32,6 +32,36 @@ def test_rows_of_another_study_are_refused(tmp_path):
         read_rows(file, other)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("tuning,standard", "tune,standard", "line 2 of .*phase 'tune'"),
+        (",1.0,2.0,", ",nan,2.0,", "line 2 of .*a loss is no number"),
+        (",0123\n", ",0123,\n", "line 2 of .*a cell too many"),
+    ],
+)
+def test_lines_that_are_no_rows_are_refused(tmp_path, old, new, words):
+    file = tmp_path / "results.csv"
+    write_rows(file, tuned(STUDY, {"standard": (1.0, 2.0)}))
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=words):
+        read_rows(file, STUDY)
+
+
+def test_a_run_has_one_row(tmp_path):
+    first, second = tuned(STUDY, {"standard": (1.0, 2.0)})
+    write_rows(tmp_path / "results.csv", [first, second, first])
+    with pytest.raises(ValueError, match=r"line 4 of .*is another row of tuning-standard-lr1-seed"):
+        read_rows(tmp_path / "results.csv", STUDY)
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path):
+    file = tmp_path / "results.csv"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"results.csv is no text"):
+        read_rows(file, STUDY)
+
+
 def test_rows_of_other_tokens_are_refused(tmp_path):
     first, second = tuned(STUDY, {"standard": (1.0, 2.0)})
     write_rows(tmp_path / "results.csv", [first, replace(second, tokens="xyz")])

@@ -118,15 +118,17 @@ def test_a_worker_that_is_killed_ends_the_command_with_a_line(text, tmp_path, pa
     assert err.count("\n") == 1, err
 
 
-def test_two_commands_do_not_run_one_study(text, tmp_path):
+@pytest.mark.parametrize("shared", ["runs", "rows"])
+def test_two_commands_do_not_run_one_study(shared, text, tmp_path):
     import fcntl
 
     place = Place(write_study(tmp_path / "tiny", text), False, tmp_path / "runs")
     folder = runs_folder(place.load(), place.runs)
     folder.mkdir(parents=True)
-    with (folder / ".lock").open("w") as lock:
+    file = {"runs": folder / ".lock", "rows": tmp_path / "rows.lock"}[shared]
+    with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another command is at work"):
+        with pytest.raises(ValueError, match=f"another command is at work .*{file.name}"):
             run(place, tmp_path / "rows.csv")
 
 

@@ -81,11 +81,17 @@ def test_a_checkpoint_says_what_changes_its_function_and_no_more():
         {"query_std": 0.1},
         {"key_norm": True},
         {"null_source": False},
+        {"count_prior": 0.0},
     )
     for neutral in neutrals:
         assert AttnResConfig(**neutral).describe(4) == plain
     for changes in EACH:
         assert AttnResConfig(**changes).describe(4) == {**plain, **changes}
+
+
+def test_a_count_prior_of_zero_rules_nothing_out():
+    settings = {"kernel": "sigmoid", "count_prior": 0.0}
+    assert AttnResConfig(**settings).describe(4) == AttnResConfig(kernel="sigmoid").describe(4)
 
 
 @pytest.mark.parametrize(

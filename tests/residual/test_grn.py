@@ -121,6 +121,12 @@ def test_wrong_settings_are_refused(settings, message):
         GrnConfig(**settings)
 
 
+@pytest.mark.parametrize("version", [0, 4, True, 3.0, "3"])
+def test_another_version_is_refused(version):
+    with pytest.raises(ValueError, match=f"version must be 1, 2 or 3, got {version!r}"):
+        GrnConfig(version=version)
+
+
 def test_what_no_shape_shows_is_described():
     assert GrnConfig(n_last=9).describe(8) == GrnConfig().describe(8)
     assert GrnConfig(n_last=2).describe(8) != GrnConfig().describe(8)

@@ -140,7 +140,9 @@ def test_sizes_traffic_and_tuning():
     assert first == 4 * DIM * (2 * 4) + 2 * 4 + 2
     assert residual.traffic(1).total == 8 * 4 + 2  # arXiv:2603.15031, table 1
     assert ManifoldHyperConnections(DIM, 2, 2).traffic(1).total == 8 * 2 + 2
-    assert ManifoldHyperConnections(DIM, 2, constraint="identity").traffic(1) == (17, 9)
+    identity = ManifoldHyperConnections(DIM, 2, constraint="identity")
+    assert identity.traffic(1) == (17, 9)
+    assert residual.traffic(0) == identity.traffic(0)  # the first sublayer has no H
     weights, others = residual.tuning()
     assert weights.is_decayed
     assert {name.rpartition(".")[2] for name in weights.names} == {"weight"}

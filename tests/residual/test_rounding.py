@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from attnres.residual import DenseFormerConfig, MuddFormerConfig, format_residual
 
-DIM, N_SUBLAYERS = 7, 6
+DIM, N_SUBLAYERS = 14, 6
 # what attends over depth rounds a mix and what it is merged with or multiplied by apart; an average
 # of states is one of the newest as it is kept, rounded
 AVERAGES = (DenseFormerConfig, MuddFormerConfig)

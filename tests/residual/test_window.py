@@ -89,6 +89,16 @@ def test_wrong_settings_are_refused(settings, message):
         WindowConfig(**settings)
 
 
+def test_windows_out_of_which_nothing_falls_are_one_model():
+    whole = {"n_last": N_SUBLAYERS, "remainder": False, "eps": 1e-6}
+    for n_last in (N_SUBLAYERS, N_SUBLAYERS + 1):
+        for remainder in (False, True):
+            config = WindowConfig(n_last=n_last, remainder=remainder)
+            assert config.describe(N_SUBLAYERS) == whole
+    fewer = WindowConfig(n_last=N_SUBLAYERS - 1, remainder=True)
+    assert fewer.describe(N_SUBLAYERS)["remainder"] is True
+
+
 def test_a_state_out_of_step_is_refused():
     residual = WindowConfig(n_last=1).build(DIM, 4)
     with pytest.raises(ValueError, match="1 sources, at depth 2 there are 2"):

@@ -1,14 +1,12 @@
-"""What methods with learned weights share: arithmetic in float32 at least, one cast at the end."""
+"""Arithmetic of the methods in plain PyTorch: in float32 at least, one cast at the end."""
 
-import math
-from typing import cast
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnres.ops.precision import without_autocast
-from attnres.residual.base import Output, parts_of
 
 
 def wide(x: Tensor) -> Tensor:
@@ -35,12 +33,18 @@ def weighted(equation: str, weights: Tensor, x: Tensor) -> Tensor:
         return torch.einsum(equation, weights.to(wide(x).dtype), wide(x)).to(x.dtype)
 
 
-def whole(out_BTD: Output, like_BTD: Tensor, depth: int) -> Tensor:
-    """A sublayer's output, of its parts; checked, and in the dtype of the stream."""
-    first_BTD, *others = parts_of(out_BTD, like_BTD, depth)
-    for part_BTD in others:
-        first_BTD = first_BTD + part_BTD
-    return first_BTD
+def weighted_sum(weights: Iterable[Tensor], vectors: Iterable[Tensor]) -> Tensor:
+    """sum_i w_i x_i, BTD, in float32 at least; one vector at a time, so that no stack is saved.
+
+    A weight is one number, one a token ([..., 1]) or one a channel ([D] or BTD).
+    """
+    total_BTD = None
+    for weight, vector_BTD in zip(weights, vectors, strict=True):
+        weight = wide(weight)
+        term_BTD = (weight if weight.dim() else weight.unsqueeze(0)) * vector_BTD
+        total_BTD = term_BTD if total_BTD is None else total_BTD + term_BTD
+    assert total_BTD is not None
+    return total_BTD
 
 
 def gain_of_width(gain_D: Tensor, width: int, coordinate_gain: Tensor | float = 1) -> Tensor:
@@ -51,10 +55,3 @@ def gain_of_width(gain_D: Tensor, width: int, coordinate_gain: Tensor | float = 
     if isinstance(coordinate_gain, Tensor):
         return torch.cat([gain_D, coordinate_gain.expand(n)])
     return F.pad(gain_D, (0, n), value=float(coordinate_gain))
-
-
-def check_finite(name: str, value: object) -> None:
-    """ValueError with the value where it is no finite number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(cast(float, value))):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
