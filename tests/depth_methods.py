@@ -70,11 +70,13 @@ CONFIGS: list[ResidualConfig] = [
     LaurelConfig(weights=False, rank=3, n_previous=1),
     HyperConnectionsConfig(n_streams=2),
     HyperConnectionsConfig(n_streams=3, dynamic=False),
-    ManifoldHyperConnectionsConfig(n_streams=3),
     ManifoldHyperConnectionsConfig(n_streams=3, constraint="permutation", reading="even"),
+    ManifoldHyperConnectionsConfig(n_streams=3),
     ManifoldHyperConnectionsConfig(n_streams=2, constraint="identity"),
     DeltaRuleConfig(),
 ]
+# the first of each: inductor takes half a minute to minutes
+ONE_OF_A_KIND = list({type(config): config for config in reversed(CONFIGS)}.values())
 MIXES_CHANNELS: list[ResidualConfig] = [  # without a depth mixing matrix
     HighwayConfig(gate="dense"),
     LaurelConfig(weights=False, rank=3, n_previous=1),

@@ -3,7 +3,7 @@
 from attnres.residual.ablated import Ablated, AblatedState
 from attnres.residual.ablations import Ablations
 from attnres.residual.attn_res import AttnRes, AttnResConfig, DepthState
-from attnres.residual.base import Mix, Residual, ResidualConfig, Traffic, Tuning, Ways
+from attnres.residual.base import Mix, Parts, Residual, ResidualConfig, Traffic, Tuning, Ways
 from attnres.residual.centered import Centered, CenteredConfig, CenteredState
 from attnres.residual.config import (
     RESIDUALS,
@@ -66,6 +66,7 @@ __all__ = [
     "Mix",
     "MuddFormer",
     "MuddFormerConfig",
+    "Parts",
     "PostNorm",
     "ReZero",
     "ReZeroConfig",

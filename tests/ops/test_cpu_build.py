@@ -28,6 +28,7 @@ print(*(str(w.message) for w in caught), sep="\\n")
 
 def _python(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "ATTNRES_CACHE": str(tmp_path / "cache"), **environment}
+    environment.pop("ATTNRES_IMPL", None)  # what is taken by itself is what these tests are about
     return subprocess.run(
         [sys.executable, "-c", PLAIN + code],
         env=environment,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from depth_methods import CONFIGS, one_input
+from depth_methods import CONFIGS, ONE_OF_A_KIND, one_input
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -87,7 +87,7 @@ def test_traced_equals_eager(config):
 
 
 @pytest.mark.slow
-@every_config
+@pytest.mark.parametrize("config", ONE_OF_A_KIND, ids=format_residual)
 def test_compiled_equals_eager(config):
     _assert_compiled_equals_eager(config, "inductor")
 
