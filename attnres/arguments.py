@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import logging
 import re
 import sys
 import warnings
@@ -73,8 +72,6 @@ def _registry() -> Any:
 def show_warnings_in_a_line() -> None:
     """Without the place in the code, which says nothing to a user."""
     warnings.showwarning = lambda message, *place: print(f"attnres: {message}", file=sys.stderr)
-    for name in ("torchao", "torch.utils._pytree"):  # what transformers imports where torchao is
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def flat() -> Any:

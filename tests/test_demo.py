@@ -99,7 +99,7 @@ def test_the_report_of_the_demo_opens_in_a_browser(first, tmp_path):
 
     folder, _ = first
     found = look_at((folder / "report.html").read_text("utf-8"), tmp_path)
-    assert len(found["images"]) == 6
+    assert len(found["images"]) == 7
     assert all(natural > 0 and width > 0 for natural, width in found["images"])
     assert set(found["loads"]) <= {"data:"}
     assert found["overflow"] <= 0

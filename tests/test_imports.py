@@ -13,6 +13,7 @@ PACKAGE = Path(attnres.__file__).parent
 ROOT = PACKAGE.parent
 ORDER = [
     "cache",
+    "quiet",
     "ops",
     "layout",
     "residual",

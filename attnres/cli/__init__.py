@@ -16,6 +16,7 @@ from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
 from attnres.cli.reports import report
 from attnres.cli.training import demo, train
+from attnres.quiet import silence_imports
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
         fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is fetched from a hub
     show_warnings_in_a_line()
+    silence_imports()
     try:
         COMMANDS[name](arguments[1:])
     except (ValueError, OSError, FloatingPointError) as error:

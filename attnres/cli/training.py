@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from attnres.arguments import fail, flat, parse, show_warnings_in_a_line
 from attnres.cli.reports import write_page
+from attnres.quiet import silence_imports
 
 if TYPE_CHECKING:
     from attnres.train.recipe import Recipe
@@ -116,6 +117,7 @@ def _train_apart(recipe: "Recipe", path: Path) -> None:
 
 def _train_child(recipe: "Recipe", path: Path) -> None:
     show_warnings_in_a_line()
+    silence_imports()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _train_with_progress(recipe, path)

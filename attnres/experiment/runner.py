@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from attnres.experiment.folder import load_study
 from attnres.experiment.results import Row, due, n_left, read_rows, write_rows
 from attnres.experiment.study import Study, Trial
+from attnres.quiet import silence_imports
 
 if TYPE_CHECKING:
     from attnres.train.data import TokenData
@@ -170,6 +171,7 @@ def _outcome(place: Place, trial: Trial, pipe: Connection) -> Row | Failure:
 
 @cache
 def _loaded(place: Place) -> "tuple[Study, TokenData]":
+    silence_imports()
     from tqdm import tqdm
     from transformers.utils import logging
 
