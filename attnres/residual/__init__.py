@@ -2,9 +2,10 @@
 
 from attnres.residual.ablated import Ablated, AblatedState
 from attnres.residual.ablations import Ablations
+from attnres.residual.around_stream import CenteredState
 from attnres.residual.attn_res import AttnRes, AttnResConfig, DepthState
 from attnres.residual.base import Mix, Parts, Residual, ResidualConfig, Traffic, Tuning, Ways
-from attnres.residual.centered import Centered, CenteredConfig, CenteredState
+from attnres.residual.centered import Centered, CenteredConfig
 from attnres.residual.config import (
     RESIDUALS,
     format_residual,

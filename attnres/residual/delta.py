@@ -23,12 +23,11 @@ from torch import Tensor
 
 from attnres.layout import BlockLayout
 from attnres.ops.border import check_eps
-from attnres.residual.base import Output, Traffic, check_depth, parts_of
-from attnres.residual.centered import CenteredState
-from attnres.residual.depth_reader import AttendsOverDepth, layout_of, units_of
+from attnres.residual.around_stream import AroundStream, CenteredState
+from attnres.residual.depth_reader import layout_of, units_of
 
 
-class Delta(AttendsOverDepth[CenteredState]):
+class Delta(AroundStream):
     """The stream, and attention over depth besides; the parameters are those of `AttnRes`.
 
     Args:
@@ -38,38 +37,13 @@ class Delta(AttendsOverDepth[CenteredState]):
         ValueError: as `AttnRes`.
     """
 
-    def start(self, embed_BTD: Tensor) -> CenteredState:
-        return CenteredState(blocks=(self.as_source(embed_BTD),), stream_BTD=embed_BTD)
-
-    def read(self, state: CenteredState, depth: int) -> tuple[Tensor, CenteredState]:
-        check_depth(depth, self.n_sublayers - 1)
-        return self._read(state, depth), state
-
-    def write(self, state: CenteredState, depth: int, out_BTD: Output) -> CenteredState:
-        blocks, partial = self.written(state, depth, out_BTD)
-        stream_BTD = state.stream_BTD
-        for part_BTD in parts_of(out_BTD, stream_BTD, depth):
-            stream_BTD = stream_BTD + part_BTD
-        return CenteredState(blocks, stream_BTD, partial)
-
-    def finish(self, state: CenteredState) -> Tensor:
-        return self._read(state, self.n_sublayers)
-
-    def stream(self, state: CenteredState) -> Tensor:
-        return state.stream_BTD
-
     def mixing(self, state: CenteredState, depth: int) -> tuple[Tensor, CenteredState]:
         row, state = super().mixing(state, depth)
         if depth == 0:
             return row, state
         return row + state.stream_BTD[..., self.dim :].movedim(-1, 0), state
 
-    def traffic(self, depth: int) -> Traffic:
-        """What `AttnRes` moves and, from the second sublayer on, the stream: read, and written."""
-        n_read, n_written = super().traffic(depth)
-        return Traffic(n_read + (1 if depth else 2), n_written + 1)
-
-    def _read(self, state: CenteredState, depth: int) -> Tensor:
+    def read_around(self, state: CenteredState, depth: int) -> Tensor:
         reader = self.reader(state, depth)
         if depth == 0:
             return state.stream_BTD
