@@ -20,7 +20,7 @@ pulled to the start.
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from attnres.layout import check_count
 from attnres.ops.border import check_eps
 from attnres.residual.arithmetic import project, rms_normed, weighted, wide
-from attnres.residual.base import Output, Residual, Start, Traffic, Tuning, check_depth, whole
-from attnres.residual.coordinates import row_of_read
+from attnres.residual.base import Output, Traffic, Tuning, check_depth, whole
+from attnres.residual.streams import Streams
 
 START_SCALE = 0.01  # of what depends on the token; arXiv:2409.19606
 
@@ -97,7 +97,7 @@ class Dynamic(nn.Module):
             nn.init.constant_(scale, START_SCALE)
 
 
-class HyperConnections(Residual[Tensor]):
+class HyperConnections(Streams):
     """The state is all streams, [..., N, D].
 
     Args:
@@ -130,37 +130,16 @@ class HyperConnections(Residual[Tensor]):
             Connection(dim, n_streams, depth, dynamic, eps) for depth in range(n_sublayers)
         )
 
-    def start(self, embed_BTD: Tensor) -> Tensor:
-        return embed_BTD.unsqueeze(-2).expand(*embed_BTD.shape[:-1], self.n_streams, -1)
-
     def read(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        weight_N = self._connection(depth).read_weights(state[..., : self.dim])
+        weight_N = self.connection(depth).read_weights(state[..., : self.dim])
         return weighted("...i,...id->...d", weight_N, state), state
 
     def write(self, state: Tensor, depth: int, out_BTD: Output) -> Tensor:
-        connection = self._connection(depth)
+        connection: Connection = self.connection(depth)
         out_BT1D = whole(out_BTD, state[..., 0, :], depth).unsqueeze(-2)
         carry_NN, write_N = connection.carry_and_write_weights(state[..., : self.dim])
         carried_BTND = weighted("...ij,...id->...jd", carry_NN, wide(state))
         return (carried_BTND + write_N.unsqueeze(-1) * wide(out_BT1D)).to(state.dtype)
-
-    def finish(self, state: Tensor) -> Tensor:
-        return self.stream(state)
-
-    def reset_parameters(self) -> None:
-        for connection in self.connections:
-            cast(Connection, connection).reset_parameters()
-
-    @property
-    def starts_as(self) -> Start:
-        return "standard"
-
-    def stream(self, state: Tensor) -> Tensor:
-        """The mean of the streams."""
-        return wide(state).mean(-2).to(state.dtype)
-
-    def mixing(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        return row_of_read(self, state, depth, self.dim)
 
     def traffic(self, depth: int) -> Traffic:
         """(5n + 1) read and (3n + 1) written, step by step, as mHC in arXiv:2603.15031, table 1.
@@ -178,10 +157,6 @@ class HyperConnections(Residual[Tensor]):
         matrices = [n for n in names if ".dynamic." in n and not n.endswith("scale")]
         others = Tuning(tuple(name for name in names if name not in matrices))
         return (Tuning(tuple(matrices), is_decayed=True), others) if matrices else (others,)
-
-    def _connection(self, depth: int) -> Connection:
-        check_depth(depth, self.n_sublayers - 1)
-        return cast(Connection, self.connections[depth])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ not.
 import math
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,8 @@ from torch import Tensor, nn
 from attnres.layout import check_count
 from attnres.ops.border import check_eps
 from attnres.residual.arithmetic import project, rms_normed, weighted, wide
-from attnres.residual.base import Output, Residual, Start, Traffic, Tuning, check_depth, whole
-from attnres.residual.coordinates import row_of_read
+from attnres.residual.base import Output, Traffic, Tuning, whole
+from attnres.residual.streams import Streams
 
 Constraint = Literal["sinkhorn", "permutation", "identity"]
 Reading = Literal["cyclic", "even"]
@@ -110,7 +110,7 @@ class Connection(nn.Module):
         return sinkhorn(logits.unflatten(-1, (self.n_streams, self.n_streams)))
 
 
-class ManifoldHyperConnections(Residual[Tensor]):
+class ManifoldHyperConnections(Streams):
     """The state is all streams, [..., N, D].
 
     Args:
@@ -145,15 +145,12 @@ class ManifoldHyperConnections(Residual[Tensor]):
             Connection(dim, n_streams, depth, constraint, reading) for depth in range(n_sublayers)
         )
 
-    def start(self, embed_BTD: Tensor) -> Tensor:
-        return embed_BTD.unsqueeze(-2).expand(*embed_BTD.shape[:-1], self.n_streams, -1)
-
     def read(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        weight_N = self._connection(depth).read_weights(self._normed(state))
+        weight_N = self.connection(depth).read_weights(self._normed(state))
         return weighted("...i,...id->...d", weight_N, state), state
 
     def write(self, state: Tensor, depth: int, out_BTD: Output) -> Tensor:
-        connection = self._connection(depth)
+        connection: Connection = self.connection(depth)
         out_BT1D = whole(out_BTD, state[..., 0, :], depth).unsqueeze(-2)
         x_D, carried_BTND = self._normed(state), wide(state)
         carry_NN = connection.carry_weights(x_D)
@@ -162,24 +159,6 @@ class ManifoldHyperConnections(Residual[Tensor]):
         weight_N1 = connection.write_weights(x_D).unsqueeze(-1)
         return (carried_BTND + weight_N1 * wide(out_BT1D)).to(state.dtype)
 
-    def finish(self, state: Tensor) -> Tensor:
-        return self.stream(state)
-
-    def reset_parameters(self) -> None:
-        for connection in self.connections:
-            cast(Connection, connection).reset_parameters()
-
-    @property
-    def starts_as(self) -> Start:
-        return "standard"
-
-    def stream(self, state: Tensor) -> Tensor:
-        """The mean of the streams."""
-        return wide(state).mean(-2).to(state.dtype)
-
-    def mixing(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        return row_of_read(self, state, depth, self.dim)
-
     def traffic(self, depth: int) -> Traffic:
         """(8n + 2) with the parts as in arXiv:2603.15031, table 1, which goes step by step.
 
@@ -187,7 +166,7 @@ class ManifoldHyperConnections(Residual[Tensor]):
         and n; the streams' mix n and n, which the identity saves, and the first sublayer; the sum
         2n and n.
         """
-        n, is_mixed = self.n_streams, self._connection(depth).carry is not None
+        n, is_mixed = self.n_streams, self.connection(depth).carry is not None
         return Traffic((5 if is_mixed else 4) * n + 1, (3 if is_mixed else 2) * n + 1)
 
     def tuning(self) -> tuple[Tuning, ...]:
@@ -196,10 +175,6 @@ class ManifoldHyperConnections(Residual[Tensor]):
         weights = tuple(name for name in names if name.endswith("weight"))
         others = tuple(name for name in names if name not in weights)
         return Tuning(weights, is_decayed=True), Tuning(others)
-
-    def _connection(self, depth: int) -> Connection:
-        check_depth(depth, self.n_sublayers - 1)
-        return cast(Connection, self.connections[depth])
 
     def _normed(self, state: Tensor) -> Tensor:
         """All streams of a token as one vector over its root mean square, [..., N D]."""

@@ -4,9 +4,9 @@ import json
 from dataclasses import asdict
 
 import pytest
+from call_command import call_command
 from transformers import CohereConfig
 
-from attnres.cli import main
 from attnres.cost import count
 from attnres.cost.methods import variants
 from attnres.cost.tables import NOT_SAID
@@ -21,17 +21,7 @@ def call(capsys, monkeypatch, tmp_path):
     """Exit status, the words of standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        status = 0
-        try:
-            main(["cost", *map(str, arguments)])
-        except SystemExit as end:
-            status = end.code or 0
-        output = capsys.readouterr()
-        return status, " ".join(output.out.split()), output.err
-
-    return run
+    return lambda *arguments: call_command("cost", arguments, capsys)
 
 
 PAPER = [

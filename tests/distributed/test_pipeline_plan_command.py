@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from call_command import call_command
 
 from attnres import BlockLayout
-from attnres.cli import main
 from attnres.distributed import Machine, plan_pipeline, schedule, simulate
 
 FIGURE_3 = ["--layers", "4", "--n-blocks", "4", "-P", "4", "-V", "2"]
@@ -19,17 +19,7 @@ def call(capsys, monkeypatch, tmp_path):
     """Exit status, the words of standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        status = 0
-        try:
-            main(["pipeline-plan", *map(str, arguments)])
-        except SystemExit as end:
-            status = end.code or 0
-        output = capsys.readouterr()
-        return status, " ".join(output.out.split()), output.err
-
-    return run
+    return lambda *arguments: call_command("pipeline-plan", arguments, capsys)
 
 
 def test_figure_3_of_the_paper_on_the_screen(call):

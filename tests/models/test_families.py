@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_families import FAMILIES, SETTINGS, build, config, dropouts, plain, text_config
-from tiny_models import assert_same, gradients, tokens
+from tiny_models import assert_pieces_are_one_forward, assert_same, gradients, tokens
 from torch import Tensor
-from transformers import BertConfig, DynamicCache, Gemma3nTextConfig, OPTConfig
+from transformers import BertConfig, Gemma3nTextConfig, OPTConfig
 
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 from attnres.models import families as adapters
@@ -100,17 +100,7 @@ def test_every_parameter_gets_a_gradient(family, residual):
 
 @families
 def test_tokens_in_pieces_are_one_forward(family):
-    model = build(family).eval()
-    tokens_BT = tokens(length=13)
-    cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        expected = model(tokens_BT, use_cache=False).logits
-        pieces = [
-            model(piece_BT, cache=cache, use_cache=True).logits
-            for piece_BT in tokens_BT.split((7, 2, 1, 1, 1, 1), dim=1)
-        ]
-    error = (torch.cat(pieces, dim=1) - expected).abs().max()
-    assert error <= 1e-5 * expected.abs().max()
+    assert_pieces_are_one_forward(build(family).eval())
 
 
 @families

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from tiny_families import FAMILIES, dropouts, plain, text_config
 from tiny_families import build as build_family
-from tiny_models import assert_same, gradients, tokens
+from tiny_models import assert_pieces_are_one_forward, assert_same, gradients, tokens
 from torch import Tensor
-from transformers import DynamicCache
 
 from attnres.models.families import family_of
 from attnres.models.joined import WayProjection, WaysAttention
@@ -110,17 +109,7 @@ def test_a_tap_sees_the_way_of_the_values():
 
 @with_ways
 def test_tokens_in_pieces_are_one_forward(family):
-    model = build(family).eval()
-    tokens_BT = tokens(length=13)
-    cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        expected = model(tokens_BT, use_cache=False).logits
-        pieces = [
-            model(piece_BT, cache=cache, use_cache=True).logits
-            for piece_BT in tokens_BT.split((7, 2, 1, 1, 1, 1), dim=1)
-        ]
-    error = (torch.cat(pieces, dim=1) - expected).abs().max()
-    assert error <= 1e-5 * expected.abs().max()
+    assert_pieces_are_one_forward(build(family).eval())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    DynamicCache,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -110,3 +111,17 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(actual[name], value), name
+
+
+def assert_pieces_are_one_forward(model: Any) -> None:
+    """Logits of tokens that come in pieces, with a cache, are those of one call."""
+    tokens_BT = tokens(length=13)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        expected = model(tokens_BT, use_cache=False).logits
+        pieces = [
+            model(piece_BT, cache=cache, use_cache=True).logits
+            for piece_BT in tokens_BT.split((7, 2, 1, 1, 1, 1), dim=1)
+        ]
+    error = (torch.cat(pieces, dim=1) - expected).abs().max()
+    assert error <= 1e-5 * expected.abs().max()
