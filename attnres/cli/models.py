@@ -79,6 +79,8 @@ class Sampling:
     """0 takes the most likely token each time, 1 draws from the model's distribution"""
     seed: int = 0
     """of the drawing"""
+    prefill_chunk: int | None = None
+    """tokens of the prompt that are read at once; all, if not given"""
 
 
 def generate(arguments: list[str]) -> None:

@@ -85,7 +85,7 @@ def exact_loss(
 
 
 def exact_model(method: str, **changes: Any) -> Any:
-    from models.tiny_models import compute_norms_in_their_dtype, randomise_readers, text_config
+    from tiny_models import compute_norms_in_their_dtype, randomise_readers, text_config
 
     from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 
@@ -99,7 +99,7 @@ def exact_model(method: str, **changes: Any) -> Any:
 
 def two_batches() -> list[tuple[Tensor, Tensor]]:
     """Tokens and labels: a prompt to be ignored that fills one share, and two tokens."""
-    from models.tiny_models import tokens
+    from tiny_models import tokens
 
     first_BT, second_BT = tokens(2, 11), tokens(1, 2, seed=3)
     labels_BT = first_BT.clone()
@@ -109,7 +109,7 @@ def two_batches() -> list[tuple[Tensor, Tensor]]:
 
 def step(model: Any) -> dict[str, Tensor]:
     """Losses and gradients of two batches, accumulated."""
-    from models.tiny_models import gradients
+    from tiny_models import gradients
 
     model.zero_grad()
     losses = [model(tokens_BT, labels=labels_BT).loss for tokens_BT, labels_BT in two_batches()]
@@ -147,7 +147,7 @@ def check_models(rank: int) -> None:
 
 def check_inference(rank: int) -> None:
     """Greedy text; what is held, and that a decoded token costs no message."""
-    from models.tiny_models import build, tokens
+    from tiny_models import build, tokens
 
     from attnres.distributed.sequence_model import shard_sequence
     from attnres.models.taps import weights_by_depth
@@ -172,23 +172,48 @@ def check_inference(rank: int) -> None:
     assert_equal(own_SBT, weights_by_depth(one, prompt_BT)[-1][..., positions], "weights", 1e-5)
 
 
+def check_memory(rank: int) -> None:
+    """The sources of the largest share, of a whole prompt and of one in chunks of 10 and 10 and 3.
+
+    By storage: a view of all positions would hold them all.
+    """
+    from tiny_models import build, tokens
+
+    from attnres.cost import prefill_bytes
+    from attnres.distributed.sequence_model import shard_sequence
+    from attnres.inference import SourceMemory, prefill
+
+    model = build(residual="two phases").eval()
+    n_ranks, n_sources = dist.get_world_size(), len(model.residual.layout.sizes) + 1
+    shard_sequence(model)
+    for chunk_tokens in (None, 10):
+        with SourceMemory(model.residual) as memory:
+            prefill(model, tokens(1, 23), chunk_tokens=chunk_tokens)
+        predicted = prefill_bytes(
+            n_sources, 23, 32, n_shards=n_ranks, chunk_tokens=chunk_tokens, bytes_per_number=4
+        )
+        peaks = [0] * n_ranks
+        dist.all_gather_object(peaks, memory.peak_bytes)
+        assert max(peaks) == peaks[0] == predicted
+        assert memory.live_bytes == 0
+
+
 def check_states_and_refusals(rank: int) -> None:
-    from models.tiny_models import build
+    from tiny_models import build
 
     from attnres.distributed.sequence_model import shard_sequence
 
     residual = AttnRes(4, BlockLayout.full(3))
     sharded = SequenceSharded(residual, init_device_mesh("cpu", (dist.get_world_size(),)))
-    embed_BTD = torch.randn(2, 7, 4)
+    embed_BTD = torch.randn(1, 7, 4)
     state = sharded.start(embed_BTD)
     n_own = len(own_positions(7))
     (own_BTD,) = state.state.blocks
-    assert own_BTD.shape == (2, n_own, 4)
-    assert own_BTD.untyped_storage().nbytes() == own_BTD.nbytes == 2 * n_own * 4 * 4
+    assert own_BTD.shape == (1, n_own, 4)
     h_BTD, state = sharded.read(state, 0)
     assert torch.equal(h_BTD, embed_BTD)
     assert torch.equal(sharded.stream(state), embed_BTD)
-    assert torch.equal(sharded.weights(state, 0), torch.ones(1, 2, 7))
+    assert torch.equal(sharded.weights(state, 0), torch.ones(1, 1, 7))
     with pytest.raises(ValueError, match="output of sublayer 0 has 3 positions, the sequence 7"):
         sharded.write(state, 0, embed_BTD[:, :3])
     with pytest.raises(ValueError, match="'whole' or 'partial', got 'sum'"):
@@ -207,6 +232,7 @@ def check_all(rank: int) -> None:
     check_every_method(rank)
     check_models(rank)
     check_inference(rank)
+    check_memory(rank)
     check_states_and_refusals(rank)
 
 

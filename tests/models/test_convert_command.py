@@ -139,6 +139,8 @@ def test_generate_goes_on_as_the_plain_model_does(call, converted):
     text = AutoTokenizer.from_pretrained(converted).decode(expected[0], skip_special_tokens=True)
     assert said == f"{text}\n"
     assert re.fullmatch(r"Call me[a-z]{12}", text)
+    chunked = ("generate", converted, PROMPT, "--n-tokens", 12, "--prefill-chunk", 3)
+    assert call(*chunked) == (0, said, "")
 
 
 def test_generate_draws_by_the_seed(call, converted):
@@ -329,6 +331,7 @@ def test_generate_takes_a_plain_model(call, folder, converted):
         (["\udcff"], "can't encode"),
         ([PROMPT, "--n-tokens", "0"], "n_tokens is positive"),
         ([PROMPT, "--temperature", "-1"], "temperature at least 0"),
+        ([PROMPT, "--prefill-chunk", "0"], "prefill_chunk must be"),
         ([PROMPT, "--n-tokens", "60"], "7 tokens of the prompt and 60 more .* model's 64 places"),
     ],
 )
