@@ -226,7 +226,7 @@ def check_states_and_refusals(rank: int) -> None:
         sharded.write(state, 0, embed_BTD[:, :3])
     with pytest.raises(ValueError, match="'whole' or 'partial', got 'sum'"):
         SequenceSharded(residual, outputs="sum")  # pyright: ignore[reportArgumentType]
-    alone = dist.new_group([0])
+    alone: Any = dist.new_group([0])
     if rank > 0:
         with pytest.raises(ValueError, match=f"rank {rank} is not in the group"):
             SequenceSharded(residual, alone)
@@ -252,17 +252,20 @@ def test_loss_and_every_gradient_are_those_of_one_process(n_processes):
 def check_tensor_parallel(rank: int, folder: str) -> None:
     """With the plan of transformers, and with the all-reduce at its end left to the write."""
     from torch.distributed.tensor import DTensor, Partial
-    from transformers.distributed import DistributedConfig
-    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, RowwiseParallel
+    from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+    from transformers.distributed.tensor_parallel import RowwiseParallel
 
     from attnres.distributed.sequence_model import shard_sequence
     from attnres.models import AttnResForCausalLM
 
-    ALL_PARALLEL_STYLES.register("rowwise_partial", RowwiseParallel(output_layouts=Partial()))
+    styles: Any = ALL_PARALLEL_STYLES
+    styles.register("rowwise_partial", RowwiseParallel(output_layouts=Partial()))
     last = ("self_attn.o_proj", "mlp.down_proj")
     plan = {f"model.layers.*.{name}": "rowwise_partial" for name in last}
     expected = step(exact_model(BLOCK))
-    for outputs, rules in (("whole", None), ("partial", plan)):
+    ways: list[tuple[Any, Any]] = [("whole", None), ("partial", plan)]
+    for outputs, rules in ways:
         config = DistributedConfig(tp_size=2, tp_plan=rules)
         model: Any = AttnResForCausalLM.from_pretrained(folder, distributed_config=config)
         model.loss_function = exact_loss

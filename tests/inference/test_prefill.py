@@ -45,9 +45,7 @@ def test_generate_of_transformers_prefills_in_chunks(family):
     expected = model.generate(prompt_BT, **settings)
     for static in ({}, {"cache_implementation": "static", "disable_compile": True}):
         for chunk_tokens in (1, 5):
-            found = model.generate(
-                prompt_BT, prefill_chunk_size=chunk_tokens, **settings, **static
-            )
+            found = model.generate(prompt_BT, prefill_chunk_size=chunk_tokens, **settings, **static)
             assert torch.equal(found.sequences, expected.sequences)
             assert_close(torch.stack(found.logits), torch.stack(expected.logits))
 
@@ -68,10 +66,10 @@ def test_the_last_logits_and_the_cache_are_those_of_one_pass(family, residual):
         expected_BTV = model(all_BT, mask_BT, position_BT, use_cache=False).logits
     for chunk_tokens in (None, 3, 5):
         mask = mask_BT[:, :N_PROMPT]
-        found = prefill(model, prompt_BT, chunk_tokens=chunk_tokens, attention_mask=mask)
+        found: Any = prefill(model, prompt_BT, chunk_tokens=chunk_tokens, attention_mask=mask)
         assert found.cache.get_seq_length() == N_PROMPT
         assert_close(found.logits, expected_BTV[:, N_PROMPT - 1 : N_PROMPT])
-        again = prefill(
+        again: Any = prefill(
             model, later_BT, chunk_tokens=1, attention_mask=mask_BT, cache=found.cache
         )
         assert_close(again.logits, expected_BTV[:, -1:])
@@ -84,7 +82,7 @@ def test_without_a_mask_positions_go_on_from_the_cache():
         expected_BTV = model(prompt_BT).logits[:, -1:]
     for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=16)):
         prefill(model, prompt_BT[:, :6], chunk_tokens=4, cache=cache)
-        found = prefill(model, prompt_BT[:, 6:], chunk_tokens=4, cache=cache)
+        found: Any = prefill(model, prompt_BT[:, 6:], chunk_tokens=4, cache=cache)
         assert_close(found.logits, expected_BTV)
         assert found.cache is cache
 
@@ -93,7 +91,8 @@ def test_the_head_runs_for_the_last_position_of_a_chunk():
     model = family_model("llama")
     shapes = []
     model.lm_head.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape[:2]))
-    assert prefill(model, tokens(2, N_PROMPT), chunk_tokens=5).logits.shape == (2, 1, 97)
+    found: Any = prefill(model, tokens(2, N_PROMPT), chunk_tokens=5)
+    assert found.logits.shape == (2, 1, 97)
     assert shapes == [(2, 1)] * 3
 
 
