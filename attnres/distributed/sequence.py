@@ -73,7 +73,8 @@ class SequenceSharded:
         if outputs not in get_args(Outputs):
             raise ValueError(f"outputs must be 'whole' or 'partial', got {outputs!r}")
         self.residual, self.group = residual, process_group(group)
-        self.outputs, self.output_reader = outputs, output_reader
+        self.outputs: Outputs = outputs
+        self.output_reader = output_reader
         self._summed = WeakIdKeyDictionary()  # parameters whose gradients are summed
 
     @property

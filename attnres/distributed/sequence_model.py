@@ -60,7 +60,7 @@ class SpreadWeights(Front):
     spread: Callable[[Tensor], Tensor]
 
     def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)  # pyright: ignore[reportAttributeAccessIssue]
+        value: Any = super().__getattr__(name)
         is_trained = isinstance(value, nn.Parameter) and torch.is_grad_enabled()
         return self.spread(value) if is_trained else value
 

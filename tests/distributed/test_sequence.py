@@ -212,7 +212,7 @@ def check_states_and_refusals(rank: int) -> None:
     from attnres.distributed.sequence_model import shard_sequence
 
     residual = AttnRes(4, BlockLayout.full(3))
-    sharded = SequenceSharded(residual, init_device_mesh("cpu", (dist.get_world_size(),)))
+    sharded: Any = SequenceSharded(residual, init_device_mesh("cpu", (dist.get_world_size(),)))
     embed_BTD = torch.randn(1, 7, 4)
     state = sharded.start(embed_BTD)
     n_own = len(own_positions(7))
