@@ -1,12 +1,14 @@
 """A prompt read in chunks: what is held of its sources is that of one chunk."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from attnres.layout import check_count
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 @torch.no_grad()
@@ -17,7 +19,7 @@ def prefill(
     chunk_tokens: int | None = None,
     attention_mask: Tensor | None = None,
     cache: Any = None,
-) -> CausalLMOutputWithPast:
+) -> "CausalLMOutputWithPast":
     """Fill a KV cache with a prompt, and give the logits of its last token.
 
     `model.generate(..., prefill_chunk_size=chunk_tokens)` of transformers does the same before it

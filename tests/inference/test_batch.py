@@ -42,7 +42,7 @@ def all_reads(residual: Any, embed_BTD: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("dim", [24, 33, 120])
-@pytest.mark.parametrize("config", EXACT, ids=str)
+@pytest.mark.parametrize("config", EXACT, ids=lambda config: type(config).__name__)
 @torch.no_grad()
 def test_a_read_is_the_same_bits_whatever_else_is_read(config, dim, dtype):
     residual = random_residual(config, dim, 6).to(dtype)
