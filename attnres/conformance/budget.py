@@ -32,8 +32,10 @@ def cases_of(kind: KindName) -> tuple[Case, ...]:
             return full_cases()
         case "start":
             return start_cases()
-        case "block" | "model":
+        case "block":
             return block_cases()
+        case "model":
+            return cases_of("block")
     raise ValueError(f"no kind {kind!r}; there are op, full, block, model and start")
 
 

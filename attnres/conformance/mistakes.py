@@ -18,8 +18,6 @@ MISTAKES: dict[str, Mistake] = {
 }
 
 
-# that rounding between the steps shows in no stub schedule, nor a logit beyond the range of exp
-OPS_ALONE = ("cast_before_weight", "no_max_subtraction")
 PRECISION = ("narrow_arithmetic", "cast_before_weight")  # right in a wider dtype
 PARTS: dict[KindName, tuple[Part, ...]] = {
     "op": ("op",),
@@ -32,8 +30,7 @@ PARTS: dict[KindName, tuple[Part, ...]] = {
 
 def mistakes_of(kind: KindName) -> tuple[Mistake, ...]:
     """Named mistakes that an implementation of this kind can show, its habits apart."""
-    hidden = () if kind == "op" else OPS_ALONE
-    return tuple(x for x in MISTAKES.values() if x.part in PARTS[kind] and x.name not in hidden)
+    return tuple(x for x in MISTAKES.values() if x.part in PARTS[kind])
 
 
 def combine(kind: KindName, *mistakes: Mistake) -> Callable[..., Any] | None:

@@ -116,8 +116,8 @@ def judge(kind: KindName, answers: Answers) -> Report:
     if any(row.wrong for row in wide) and all(_is_as_good_as_float32(kind, row) for row in wide):
         habits.add("float32_arithmetic")
         diagnosis = _diagnose(kind, [row for row in rows if row not in wide], answers)
-    else:
-        diagnosis = _diagnose(kind, rows, answers)
+    else:  # of a habit the numbers say nothing
+        diagnosis = None if habits else _diagnose(kind, rows, answers)
     has_gradients = any(name.startswith("gradient") for row in rows for name in row.errors)
     return Report(kind, tuple(rows), tuple(sorted(habits)), diagnosis, has_gradients)
 

@@ -5,6 +5,8 @@ The golden tables have an embedding of 1 and sublayer i = 1, 2, ... returning 2^
 every sum of outputs is then another number, and a wrong list of sources shows at once.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,9 @@ def full_cases() -> tuple[Case, ...]:
         _random("full_large_eps", "where eps stands in the norm", 3, 1, eps=0.25),
         _random("full_some_eps", "where eps stands in the norm", 5, 1, dim=12, eps=2**-5),
         _random("full_one_sublayer", "the shortest model", 1, 1),
-        _random("forty_blocks", "no source is dropped where there are many", 40, 1, 2, eps=2**-5),
+        _cancelling("full_cancelling", 4, 1),
+        _large_queries("full_large_queries", 4, 1),
+        _random("many_blocks", "no source is dropped where there are many", 33, 1, 2, eps=2**-5),
     )
 
 
@@ -38,7 +42,9 @@ def block_cases() -> tuple[Case, ...]:
         _random("block_whole", "one block of all sublayers", 4, 4),
         _random("block_beyond", "a block size beyond the model", 3, 8),
         _random("block_of_one", "blocks of one sublayer are Full", 4, 1),
-        _random("forty_blocks", "no source is dropped where there are many", 40, 1, 2, eps=2**-5),
+        _cancelling("block_cancelling", 5, 3),
+        _large_queries("block_large_queries", 5, 2),
+        _random("many_blocks", "no source is dropped where there are many", 33, 1, 2, eps=2**-5),
     )
 
 
@@ -81,6 +87,24 @@ def _random(
         eps=eps,
         sublayers_per_block=size,
     )
+
+
+def _cancelling(name: str, n_sublayers: int, size: int) -> Case:
+    """As of the op; the sums of a block are exact in bfloat16 too, and cancel as well."""
+    case = _random(name, "keys stay in float32 until the logit is summed", n_sublayers, size)
+    inputs = {name: x.clone() for name, x in case.inputs.items()}
+    for name in ("embed", "outputs"):
+        inputs[name][..., 1] = (inputs[name][..., 1] * 4).round() / 4
+        inputs[name][..., 0] = inputs[name][..., 1] * 3
+    inputs["queries"][:, :2] = torch.tensor([64.0, -192.0])
+    inputs["key_weights"][:, :2] = 1
+    return replace(case, inputs=inputs)
+
+
+def _large_queries(name: str, n_sublayers: int, size: int) -> Case:
+    case = _random(name, "logits far beyond exp's range", n_sublayers, size)
+    queries = {"queries": case.inputs["queries"].sign() * 8192}
+    return replace(case, inputs=case.inputs | queries, check="finite")
 
 
 def _upstream(n_sublayers: int, *shape: int) -> Tensor:
