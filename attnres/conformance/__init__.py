@@ -5,7 +5,7 @@ compares what is wrong with named wrong implementations; `assert_conforms` does 
 command is `attnres conform module:function`; docs/conformance.md says what can be handed in.
 """
 
-from attnres.conformance.answers import SIGNATURES
+from attnres.conformance.calling import SIGNATURES
 from attnres.conformance.mistake import Mistake
 from attnres.conformance.mistakes import MISTAKES
 from attnres.conformance.report import Report, Row, assert_conforms, check

@@ -1,25 +1,17 @@
 """Asking an implementation one question, and what it answers or fails to."""
 
-import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from attnres.conformance.calling import UnfitError, call, tensor_of, word
 from attnres.conformance.cases import Case, KindName
 
-SIGNATURES: dict[KindName, str] = {
-    "op": "f(query, sources, key_weight, eps) -> mix",
-    "full": "f(embed, outputs, queries, key_weights, eps) -> reads",
-    "block": "f(embed, outputs, queries, key_weights, sublayers_per_block, eps) -> reads",
-    "model": "f(embed, sublayers, queries, key_weights, sublayers_per_block, eps) -> output read",
-    "start": "f(dim, n_sublayers) -> queries, key_weights",
-}
 STACKED = ("sources", "outputs")  # inputs that are handed in as lists
 
 
@@ -47,10 +39,6 @@ class Answer:
     problem: str = ""
     trace: str = ""
     habits: tuple[str, ...] = ()
-
-
-class UnfitError(Exception):
-    """What was returned is no answer."""
 
 
 def ask(kind: KindName, function: Callable[..., Any], case: Case, way: Way) -> Answer:
@@ -93,52 +81,6 @@ def ask_once(kind: KindName, function: Callable[..., Any], case: Case, way: Way)
     return Answer(values, problem, habits=habits)
 
 
-def call(kind: KindName, function: Callable[..., Any], case: Case, given: dict[str, Any]) -> Tensor:
-    """What `function` returns, of the shape that was asked for; UnfitError where it is not."""
-    f = _with_eps(function, case.eps)
-    if kind == "op":
-        returned = f(given["query"], given["sources"], given["key_weight"])
-        return _fitting(_tensor(returned), case.upstream.shape)
-    middle = [given["queries"], given["key_weights"]]
-    size = [] if kind == "full" else [case.sublayers_per_block]
-    if kind == "model":
-        stubs = Stubs(given["outputs"])
-        last = f(given["embed"], stubs.sublayers, *middle, *size)
-        returned = [*stubs.reads(), last]
-    else:
-        returned = f(given["embed"], given["outputs"], *middle, *size)
-    return _fitting(_stacked(returned, len(case.upstream)), case.upstream.shape)
-
-
-class Stubs:
-    """Sublayers that return given outputs and remember what they read."""
-
-    def __init__(self, outputs: Sequence[Any]):
-        self.outputs = outputs
-        self.seen: dict[int, Any] = {}
-        self.sublayers = [partial(self._run, depth) for depth in range(len(outputs))]
-
-    def reads(self) -> list[Any]:
-        if list(self.seen) != list(range(len(self.outputs))):
-            raise UnfitError(f"sublayers 0 to {len(self.outputs) - 1} ran as {list(self.seen)}")
-        return list(self.seen.values())
-
-    def _run(self, depth: int, h: Any) -> Any:
-        self.seen.setdefault(depth, h)  # recomputed activations come a second time
-        return self.outputs[depth]
-
-
-def _with_eps(function: Callable[..., Any], eps: float) -> Callable[..., Any]:
-    """`function` with the epsilon as its last argument, by name where that is asked for."""
-    try:
-        named = inspect.signature(function).parameters.get("eps")
-    except (TypeError, ValueError):
-        named = None
-    if named is not None and named.kind is inspect.Parameter.KEYWORD_ONLY:
-        return partial(function, eps=eps)
-    return lambda *arguments: function(*arguments, eps)
-
-
 def _hand_in(name: str, leaf: Tensor, case: Case, way: Way) -> Any:
     """What the function gets: it is no leaf, so that a change in place is seen, not refused."""
     if name not in STACKED:
@@ -169,32 +111,6 @@ def _unchanged(given: dict[str, Any], before: dict[str, Any]) -> bool:
     return True
 
 
-def _stacked(returned: Any, n_reads: int) -> Tensor:
-    if not isinstance(returned, list | tuple):
-        return _tensor(returned)
-    if len(returned) != n_reads:
-        raise UnfitError(
-            f"returned {len(returned)} reads, expected {n_reads}: a sublayer each and one"
-        )
-    return torch.stack([_tensor(x) for x in returned])
-
-
-def _tensor(returned: Any) -> Tensor:
-    if isinstance(returned, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(returned))
-    if not isinstance(returned, Tensor):
-        raise UnfitError(f"returned a {type(returned).__name__} where a tensor was expected")
-    return returned
-
-
-def _fitting(returned: Tensor, shape: torch.Size) -> Tensor:
-    if returned.shape != shape:
-        raise UnfitError(f"returned shape {list(returned.shape)}, expected {list(shape)}")
-    if not returned.dtype.is_floating_point:
-        raise UnfitError(f"returned {_word(returned.dtype)}, expected a floating point dtype")
-    return returned
-
-
 def _gradients(returned: Tensor, leaves: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
     names = [name for name, leaf in leaves.items() if leaf.requires_grad]
     upstream = case.upstream.to(returned.device, returned.dtype)
@@ -217,7 +133,7 @@ def _ask_start(function: Callable[..., Any], case: Case) -> Answer:
         raise UnfitError("returned no pair of queries and key weights")
     values = {}
     for name, rows, start in zip(("queries", "key_weights"), returned, (0, 1), strict=True):
-        found = _tensor(rows)
+        found = tensor_of(rows)
         if found.shape not in ((n_sublayers, dim), (n_sublayers + 1, dim)):
             raise UnfitError(
                 f"{name} have shape {list(found.shape)}, expected [{n_sublayers}, {dim}]: "
@@ -238,8 +154,4 @@ def _differ(first: Answer, second: Answer, way: Way) -> bool:
 
 
 def _dtype_words(found: torch.dtype, expected: torch.dtype) -> str:
-    return f"returned {_word(found)} for inputs of {_word(expected)}"
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"returned {word(found)} for inputs of {word(expected)}"

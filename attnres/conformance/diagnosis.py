@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnres.conformance.answers import UnfitError, Way, ask_once
+from attnres.conformance.answers import Way, ask_once
 from attnres.conformance.budget import allowance, as_written, case_named, comparable, right_value
+from attnres.conformance.calling import UnfitError
 from attnres.conformance.cases import KindName
 from attnres.conformance.mistake import Mistake
 from attnres.conformance.mistakes import MISTAKES, PRECISION, combine, mistakes_of

@@ -57,7 +57,3 @@ def answers_change() -> Callable[[Tensor, Sequence[Tensor], Tensor, float], Tens
         return RIGHT(query_D, [*fitting, *sources], key_weight_D, eps)
 
     return op
-
-
-def float32_arithmetic(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32

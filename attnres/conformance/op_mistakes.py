@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from attnres.conformance import op_steps as op
+from attnres.conformance import wrong_op_steps as op
 from attnres.conformance.mistake import Mistake
 
 

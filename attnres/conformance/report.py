@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from attnres.conformance.answers import SIGNATURES, Answer, Way, ask
+from attnres.conformance.answers import Answer, Way, ask
 from attnres.conformance.budget import Errors, allowance, as_written, cases_of, errors, exact
+from attnres.conformance.calling import SIGNATURES
 from attnres.conformance.cases import KindName
 from attnres.conformance.diagnosis import Diagnosis, diagnose
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from attnres.conformance import schedule_steps as schedule
+from attnres.conformance import wrong_schedule_steps as schedule
 from attnres.conformance.mistake import Mistake
 
 

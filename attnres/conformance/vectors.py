@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres.conformance.answers import SIGNATURES, Answer
+from attnres.conformance.answers import Answer
 from attnres.conformance.budget import budgets, case_named, cases_of, exact
+from attnres.conformance.calling import SIGNATURES
 from attnres.conformance.cases import Case, KindName
 from attnres.conformance.mistakes import MISTAKES
 from attnres.conformance.report import Report, judge

@@ -1,18 +1,20 @@
 """Implementations that are handed in: what conforms, and what is said of what does not."""
 
 import re
+from pathlib import Path
 
 import pytest
 import strangers
 import torch
 from implementations import IMPLEMENTATIONS
 
-from attnres.conformance import assert_conforms, check, ours
+from attnres.conformance import MISTAKES, SIGNATURES, assert_conforms, check, ours
+from attnres.conformance.cases import KindName
 from attnres.conformance.words import as_json, finding
 from attnres.ops import depth_attention
 
 
-def said(function, kind="op", **settings) -> str:
+def said(function, kind: KindName = "op", **settings) -> str:
     report = check(function, kind, **settings)
     assert not report.conforms
     return "\n".join(finding(report))
@@ -114,3 +116,14 @@ def test_an_unknown_kind_is_refused():
 def test_a_test_of_a_stranger_says_what_is_wrong():
     with pytest.raises(AssertionError, match="It behaves like ignores_query"):
         assert_conforms(lambda query, sources, *rest: strangers.plain(0 * query, sources, *rest))
+
+
+def test_the_example_of_the_page_runs_and_its_mistakes_have_these_names():
+    text = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(example, {})
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .* \| .* \|$", text, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named >= set(SIGNATURES)
+    assert named - set(SIGNATURES) <= set(MISTAKES)
+    assert len(MISTAKES) > 55

@@ -10,10 +10,11 @@ from attnres.conformance import MISTAKES, check
 from attnres.conformance.answers import Way, ask_once
 from attnres.conformance.budget import cases_of
 from attnres.conformance.diagnosis import diagnose
-from attnres.conformance.habits import answers_change, changes_inputs, float32_arithmetic
+from attnres.conformance.habits import answers_change, changes_inputs
 from attnres.conformance.mistakes import PRECISION, combine, mistakes_of
 from attnres.conformance.op_steps import Op
 from attnres.conformance.schedule_steps import Schedule
+from attnres.conformance.wrong_op_steps import float32_arithmetic
 
 APART = 0.05  # by which a mistake is told from the next nearest, of a remainder of 0 to 1
 
@@ -51,7 +52,9 @@ def test_the_right_steps_make_no_mistake():
 def test_full_attnres_shows_none_of_the_mistakes_of_blocks():
     for mistake in MISTAKES.values():
         if mistake.part == "blocks":
-            assert diagnosed("full", wrong("block", mistake.name).full) is None, mistake.name
+            schedule = wrong("block", mistake.name)
+            assert isinstance(schedule, Schedule)
+            assert diagnosed("full", schedule.full) is None, mistake.name
 
 
 @pytest.mark.parametrize(
