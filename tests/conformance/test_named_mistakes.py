@@ -63,9 +63,9 @@ def test_full_attnres_shows_none_of_the_mistakes_of_blocks():
         ("op", ("l2_norm", "scaled_logits")),  # L2 norm and 1/sqrt(D) as well
         ("op", ("no_key_weight", "normed_values", "scaled_logits")),  # as Inkling-2 mixes
         ("op", ("detached_weights", "no_key_weight")),
-        ("block", ("cumulative_states", "no_output_read")),
-        ("block", ("detached_blocks", "query_before")),
-        ("full", ("layer_norm", "output_sum")),
+        pytest.param(*("block", ("cumulative_states", "no_output_read")), marks=pytest.mark.slow),
+        pytest.param(*("block", ("detached_blocks", "query_before")), marks=pytest.mark.slow),
+        pytest.param(*("full", ("layer_norm", "output_sum")), marks=pytest.mark.slow),
     ],
 )
 def test_several_at_once_are_named_together(kind, names):
