@@ -23,6 +23,7 @@ ORDER = [
     "train",
     "inference",
     "analysis",
+    "conformance",
     "experiment",
     "arguments",
     "cli",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from attnres.arguments import fail, show_warnings_in_a_line
+from attnres.cli.conformance import conform
 from attnres.cli.costs import cost
 from attnres.cli.experiments import experiment
 from attnres.cli.layouts import layout
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "layout": layout,
     "cost": cost,
     "pipeline-plan": pipeline_plan,
+    "conform": conform,
 }
 RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
 
