@@ -45,8 +45,10 @@ def test_every_variant_of_the_kernel_gives_the_mix(dtype, variant, tmp_path_fact
     kernel = CpuKernel(variant, file, f"cpu_mix_{variant}_{DTYPES.index(dtype)}")
     read = random_read(5, 2, 3, 123, dtype=dtype)
     inputs, exact = inputs_of(read), inputs_of(read.to(torch.float64))
-    mix_D = kernel.mix(*inputs, EPS)
-    assert mix_D is not None
+    query_D, sources, key_weight_D = inputs
+    found = kernel.quick.read([query_D], [key_weight_D], [*sources], EPS)
+    assert found is not None
+    (mix_D,) = found.mixes
     plain, exact = (reference.depth_attention(*x, EPS) for x in (inputs, exact))
     assert_as_good_as(mix_D, plain, exact, variant)
 
@@ -122,11 +124,13 @@ def test_another_implementation_is_never_replaced(monkeypatch):
 
 def test_threads_change_nothing():
     read = random_read(9, 64, 512)
-    mixes = []
+    mixes: list[Tensor] = []
     threads = torch.get_num_threads()
     for n in (1, 2, 3):
         torch.set_num_threads(n)
-        mixes.append(KERNEL.mix(*inputs_of(read), EPS))
+        found = KERNEL.quick.read([read.query_D], [read.key_weight_D], [*read.sources], EPS)
+        assert found is not None
+        mixes += found.mixes
     torch.set_num_threads(threads)
     assert torch.equal(mixes[0], mixes[1])
     assert torch.equal(mixes[0], mixes[2])

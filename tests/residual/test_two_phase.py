@@ -19,7 +19,7 @@ from attnres.residual import (
     depth_reader,
 )
 from attnres.residual import two_phase as module
-from attnres.residual.two_phase import Group, groups
+from attnres.residual.groups import Group, groups
 
 DIM = 8
 Tensors = dict[str, Tensor]
