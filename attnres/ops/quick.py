@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,9 +51,7 @@ def read(
     quick_reads = _chosen.get(impl)
     if quick_reads is None:
         return None
-    return quick_reads.read(
-        queries, key_weights, rows, eps, has_terms, asked, around_D, wants_lse
-    )
+    return quick_reads.read(queries, key_weights, rows, eps, has_terms, asked, around_D, wants_lse)
 
 
 def is_quick(x: Tensor, impl: str | None) -> bool:

@@ -6,7 +6,8 @@ finds in the blocks that are finished is found in one call (`attnres.residual.tw
 are taken from where they lie at every read: nothing is kept that could be out of date.
 """
 
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+import os
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -14,13 +15,24 @@ from torch import Tensor
 from attnres.layout import BlockLayout
 from attnres.ops import depth_attention_queries
 from attnres.ops.cpu_quick import Asked, Found
-from attnres.ops.quick import is_quick, read as quick_read
+from attnres.ops.quick import is_quick
+from attnres.ops.quick import read as quick_read
 from attnres.residual.base import Output, check_depth, check_sources, whole
+from attnres.residual.costs_of_reads import ReadPlan, plan_reads
 from attnres.residual.depth_reader import AttendsOverDepth, DepthReader, Sources
 from attnres.residual.groups import groups
 
 State = TypeVar("State", bound=Sources)
 Reads = Literal["auto", "one", "two"]
+READS = "ATTNRES_READS"  # of the environment: what a residual's `reads` is when it is made
+MOST_PLANS = 1024  # kept a residual: one for each number of tokens that comes at once
+
+
+def check_reads(reads: object) -> Reads:
+    """ValueError for what is no way of reading."""
+    if reads not in get_args(Reads):
+        raise ValueError(f"reads must be one of {', '.join(get_args(Reads))}, got {reads!r}")
+    return cast(Reads, reads)
 
 
 class ReadingState(NamedTuple):
@@ -69,7 +81,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
     ):
         super().__init__(dim, layout, eps, impl, share_gradients)
         self.groups = groups(layout, readers_per_group)
-        self.reads: Reads = "auto"
+        self.reads = cast(Reads, os.environ.get(READS, "auto"))
         depths = range(self.n_sublayers + 1)
         self._plans: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._n_sources = tuple(layout.n_sources(depth) for depth in depths)
@@ -134,13 +146,27 @@ class ReadsQuickly(AttendsOverDepth[State]):
             return ReadingState(finished, terms, (), mixes, lse_QBT)
         return ReadingState((*finished, out_BTD), (), (), mixes, lse_QBT)
 
+    def read_plan(self, n_tokens: int, device_type: str = "cpu") -> ReadPlan:
+        """How so many tokens, of all sequences together, are read at once without gradients."""
+        return plan_reads(self.layout, self.groups, n_tokens, self.dim, device_type, self.reads)
+
+    @property
+    def reads(self) -> Reads:
+        return self._reads
+
+    @reads.setter
+    def reads(self, reads: Reads) -> None:
+        self._reads = check_reads(reads)
+
     def _n_asked(self, like_BTD: Tensor) -> tuple[int, ...]:
         """Blocks that the group of each reader asks at once; 0 where each reads for itself."""
-        key = (self.reads, like_BTD.numel(), like_BTD.dtype, like_BTD.is_cpu)
+        key = (self._reads, like_BTD.numel(), like_BTD.is_cpu)
         found = self._plans.get(key)
         if found is None:
-            found = tuple(0 if self.reads == "one" else group.n_asked for group in self.groups)
-            self._plans[key] = found
+            n_tokens = like_BTD.numel() // like_BTD.shape[-1]
+            found = self.read_plan(n_tokens, like_BTD.device.type).n_asked
+            if len(self._plans) < MOST_PLANS:
+                self._plans[key] = found
         return found
 
     def _read_all(self, state: ReadingState, depth: int) -> tuple[Tensor, ReadingState]:

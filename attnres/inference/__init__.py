@@ -1,0 +1,1 @@
+"""What is done with a model that is not trained further."""
