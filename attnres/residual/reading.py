@@ -116,7 +116,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
         found = self._found(depth, depth, rows, has_terms, asked)
         if found is None:
             state = state.summed
-            reader = cast(DepthReader, self.reader(state, depth))
+            reader = cast(DepthReader, self.reader(cast(Any, state), depth))
             h_BTD = reader.go_on(mix_BTD, lse_QBT[asked.query], state.sources[n_asked:])
             return h_BTD, state._replace(mixes=mixes)
         finished, unfinished = _with_total(finished, closing, unfinished, found.total_D)
@@ -156,7 +156,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
 
     @reads.setter
     def reads(self, reads: Reads) -> None:
-        self._reads = check_reads(reads)
+        self._reads: Reads = check_reads(reads)
 
     def _n_asked(self, like_BTD: Tensor) -> tuple[int, ...]:
         """Blocks that the group of each reader asks at once; 0 where each reads for itself."""
@@ -175,7 +175,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
         found = self._found(depth, depth, [*finished, *closing, *unfinished], has_terms)
         if found is None:
             state = state.summed
-            return self.reader(state, depth)(state.sources), state
+            return self.reader(cast(Any, state), depth)(state.sources), state
         finished, unfinished = _with_total(finished, closing, unfinished, found.total_D)
         return found.mixes[0], ReadingState(finished, (), unfinished, mixes, lse_QBT)
 
