@@ -17,7 +17,7 @@ from attnres.ops import depth_attention_queries
 from attnres.ops.cpu_quick import Asked, Found
 from attnres.ops.quick import is_quick
 from attnres.ops.quick import read as quick_read
-from attnres.residual.base import Output, check_depth, check_sources, whole
+from attnres.residual.base import Output, Parts, check_depth, check_sources, parts_of, whole
 from attnres.residual.costs_of_reads import ReadPlan, plan_reads
 from attnres.residual.depth_reader import AttendsOverDepth, DepthReader, Sources
 from attnres.residual.groups import groups
@@ -130,6 +130,9 @@ class ReadsQuickly(AttendsOverDepth[State]):
         if closing or len(unfinished) > 1:
             finished, _, unfinished, *_ = state.summed
         first = finished[0]
+        if isinstance(out_BTD, Parts):
+            part_BTD, out_BTD = parts_of(out_BTD, first, depth)
+            unfinished = (_sum((*unfinished, part_BTD)),)
         if (
             type(out_BTD) is not Tensor
             or out_BTD.dtype is not first.dtype
