@@ -16,9 +16,9 @@ from llama_step import (
     VOCAB_SIZE,
     Size,
     Variant,
-    implementation,
     build_model,
     build_residual,
+    implementation,
     through,
 )
 from rounds import Case
@@ -74,7 +74,9 @@ def peer_case(peer: Contestant, layout: str, size: Size, n_tokens: int) -> Case:
     of_layout = settings.layout(size.n_sublayers)
     calls = []
     for depth in range(1, size.n_sublayers + 1):
-        inputs = random_inputs(size.batch * n_tokens, size.dim, of_layout.n_sources(depth), size.dtype)
+        inputs = random_inputs(
+            size.batch * n_tokens, size.dim, of_layout.n_sources(depth), size.dtype
+        )
         calls.append(peer.prepare(peer.takes(inputs)))
     plain = path_case(None, size, n_tokens)
 

@@ -85,7 +85,7 @@ class QuickReads:
         lse_address = 0
         if asked is not None:
             lse_Q = asked.lse_Q
-            if not _are_plain([lse_Q], ARITHMETIC[dtype], len(lse_Q) * n_rows):
+            if not _are_plain([lse_Q], ARITHMETIC[dtype], lse_Q.size(0) * n_rows):
                 return None
             lse_address = lse_Q.data_ptr() + asked.query * n_rows * lse_Q.itemsize
         mixes = [torch.empty_like(first) for _ in queries]

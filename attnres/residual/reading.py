@@ -99,28 +99,40 @@ class ReadsQuickly(AttendsOverDepth[State]):
         check_sources(n_sources, self._n_sources[depth], depth)
         if depth == 0:
             return finished[0], state
-        n_asked = self._n_asked(finished[0])[depth]
-        if n_asked == 0:
-            return self._read_all(state, depth)
-        n_to_come = self.groups[depth].last + 1 - depth
-        if len(mixes) < n_to_come:
-            state = self._ask_quickly(state, depth, n_asked)
-            finished, closing, unfinished, mixes, lse_QBT = state
-        mix_BTD, mixes = mixes[-n_to_come], mixes[-n_to_come:][1:]
-        if n_sources == n_asked:
-            return mix_BTD, ReadingState(finished, closing, unfinished, mixes, lse_QBT)
+        n_asked, asked = self._n_asked(finished[0])[depth], None
+        if n_asked:
+            n_to_come = self.groups[depth].last + 1 - depth
+            if len(mixes) < n_to_come:
+                state = self._ask_quickly(state, depth, n_asked)
+                finished, closing, unfinished, mixes, lse_QBT = state
+            lse_QBT = cast(Tensor, lse_QBT)
+            asked = Asked(mixes[-n_to_come], lse_QBT, lse_QBT.size(0) - n_to_come)
+            mixes = mixes[len(mixes) - n_to_come + 1 :]
+            if n_sources == n_asked:
+                return asked.mix_D, ReadingState(finished, closing, unfinished, mixes, lse_QBT)
         rows = [*finished[n_asked:], *closing, *unfinished]
         has_terms = len(closing) + len(unfinished) == 2
-        lse_QBT = cast(Tensor, lse_QBT)
-        asked = Asked(mix_BTD, lse_QBT, len(lse_QBT) - n_to_come)
         found = self._found(depth, depth, rows, has_terms, asked)
         if found is None:
-            state = state.summed
-            reader = cast(DepthReader, self.reader(cast(Any, state), depth))
-            h_BTD = reader.go_on(mix_BTD, lse_QBT[asked.query], state.sources[n_asked:])
-            return h_BTD, state._replace(mixes=mixes)
-        finished, unfinished = _with_total(finished, closing, unfinished, found.total_D)
+            return self._read_slowly(state.summed, depth, n_asked, asked)
+        if has_terms:
+            total_BTD = cast(Tensor, found.total_D)
+            if closing:
+                finished = (*finished, total_BTD)
+            else:
+                unfinished = (total_BTD,)
         return found.mixes[0], ReadingState(finished, (), unfinished, mixes, lse_QBT)
+
+    def _read_slowly(
+        self, state: ReadingState, depth: int, n_asked: int, asked: Asked | None
+    ) -> tuple[Tensor, ReadingState]:
+        reader = cast(Any, self.reader(cast(Any, state), depth))
+        if asked is None:
+            return reader(state.sources), state
+        later = state.sources[n_asked:]
+        h_BTD = reader.go_on(asked.mix_D, asked.lse_Q[asked.query], later)
+        n_to_come = self.groups[depth].last - depth
+        return h_BTD, state._replace(mixes=state.mixes[len(state.mixes) - n_to_come :])
 
     def quick_write(self, state: ReadingState, depth: int, out_BTD: Output) -> ReadingState:
         check_depth(depth, self.n_sublayers - 1)
@@ -172,16 +184,6 @@ class ReadsQuickly(AttendsOverDepth[State]):
                 self._plans[key] = found
         return found
 
-    def _read_all(self, state: ReadingState, depth: int) -> tuple[Tensor, ReadingState]:
-        finished, closing, unfinished, mixes, lse_QBT = state
-        has_terms = len(closing) + len(unfinished) == 2
-        found = self._found(depth, depth, [*finished, *closing, *unfinished], has_terms)
-        if found is None:
-            state = state.summed
-            return self.reader(cast(Any, state), depth)(state.sources), state
-        finished, unfinished = _with_total(finished, closing, unfinished, found.total_D)
-        return found.mixes[0], ReadingState(finished, (), unfinished, mixes, lse_QBT)
-
     def _ask_quickly(self, state: ReadingState, depth: int, n_asked: int) -> ReadingState:
         """Phase 1 for the reader at `depth` and those of its group that come after it."""
         finished, closing, unfinished, *_ = state
@@ -192,8 +194,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
         if found is not None:
             if asks_terms:
                 finished, closing = (*finished, cast(Tensor, found.total_D)), ()
-            mixes = tuple(found.mixes)
-            return ReadingState(finished, closing, unfinished, mixes, found.lse_Q)
+            return ReadingState(finished, closing, unfinished, tuple(found.mixes), found.lse_Q)
         state = state.summed
         readers = [cast(DepthReader, self.readers[d]) for d in range(depth, last + 1)]
         mix_QBTD, lse_QBT = depth_attention_queries(
@@ -216,11 +217,9 @@ class ReadsQuickly(AttendsOverDepth[State]):
     ) -> Found | None:
         """What the kernel reads for the readers from `first` to `last`, where it can."""
         modules: Any = self._modules["readers"]
-        modules = modules._modules
-        queries, key_weights = [], []
-        reader: Any = None
+        queries, key_weights, reader = [], [], cast(Any, None)
         for name in self._names[first : last + 1]:
-            reader = modules[name]
+            reader = modules._modules[name]
             if (
                 type(reader) is not DepthReader
                 or reader._forward_hooks
@@ -234,18 +233,6 @@ class ReadsQuickly(AttendsOverDepth[State]):
         return quick_read(
             queries, key_weights, rows, reader.eps, reader.impl, has_terms, asked, None, wants_lse
         )
-
-
-def _with_total(
-    finished: tuple[Tensor, ...],
-    closing: tuple[Tensor, ...],
-    unfinished: tuple[Tensor, ...],
-    total_BTD: Tensor | None,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The finished blocks and the unfinished one, with a sum in the place of its terms."""
-    if total_BTD is None:
-        return finished, unfinished
-    return ((*finished, total_BTD), ()) if closing else (finished, (total_BTD,))
 
 
 def _sum(terms: tuple[Tensor, ...]) -> Tensor:

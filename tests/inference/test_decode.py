@@ -190,7 +190,7 @@ def test_a_state_is_tensors_that_stay_as_they_are(kind):
         for depth, old in enumerate(states[:-1]):
             assert torch.equal(residual.read(old, depth)[0], reads[depth])
             again = pickle.loads(pickle.dumps(residual.write(old, depth, outs[depth + 1])))
-            error = (residual.read(again, depth + 1)[0] if depth + 1 < N else again.sources[-1])
+            error = residual.read(again, depth + 1)[0] if depth + 1 < N else again.sources[-1]
             assert torch.isfinite(error).all()
     leaves = torch.utils._pytree.tree_leaves(state)
     assert all(isinstance(leaf, Tensor) for leaf in leaves if leaf is not None)

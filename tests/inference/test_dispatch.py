@@ -71,7 +71,17 @@ def test_the_choice_can_be_printed(monkeypatch):
     monkeypatch.setitem(COSTS, "cpu", ReadCosts(0, 1.0, 0, 0, 0))
     lines = str(AttnRes(8, BlockLayout((3, 3, 2))).read_plan(16)).splitlines()
     assert lines[0] == "16 tokens, D = 8, cpu; estimates in us"
-    assert lines[1].split() == "readers asked at once one phase two phases chosen".split()
+    assert lines[1].split() == [
+        "readers",
+        "asked",
+        "at",
+        "once",
+        "one",
+        "phase",
+        "two",
+        "phases",
+        "chosen",
+    ]
     assert lines[2].split()[-1] == "one"
     assert lines[3].split()[:4] == ["3", "to", "5", "2"]
     assert lines[4].split()[-1] == "two"
