@@ -28,7 +28,7 @@ class ReadCosts(NamedTuple):
 
 # cpu: `python benchmarks/calibrate_reads.py`, one core. cuda: estimates, nothing was measured.
 COSTS = {
-    "cpu": ReadCosts(6.0e-6, 0.7e-6, 2.5e-6, 1.0e-10, 5.0e-11),
+    "cpu": ReadCosts(8.7e-6, 5.8e-7, 5.9e-6, 7.4e-11, 4.6e-11),
     "cuda": ReadCosts(3.0e-5, 1.0e-7, 1.0e-7, 1.0e-12, 0.0),
 }
 
