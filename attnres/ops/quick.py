@@ -20,6 +20,26 @@ def mix(query_D: Any, sources: Any, key_weight_D: Any, eps: Any, impl: str | Non
 
     That way checks what was given and says what is wrong, so nothing is refused here.
     """
+    return _public(query_D, sources, key_weight_D, eps, impl)
+
+
+def around(
+    query_D: Any, sources: Any, stream_D: Any, key_weight_D: Any, eps: Any, impl: str | None
+) -> Tensor | None:
+    """`centered_attention` in the same way."""
+    if type(stream_D) not in PLAIN or stream_D.dim() == 0:
+        return None
+    return _public(query_D, sources, key_weight_D, eps, impl, stream_D)
+
+
+def _public(
+    query_D: Any,
+    sources: Any,
+    key_weight_D: Any,
+    eps: Any,
+    impl: str | None,
+    around_D: Tensor | None = None,
+) -> Tensor | None:
     quick_reads = _quick_reads(impl)
     if quick_reads is None or type(sources) not in (list, tuple) or not sources:
         return None
@@ -28,9 +48,10 @@ def mix(query_D: Any, sources: Any, key_weight_D: Any, eps: Any, impl: str | Non
     if type(query_D) not in PLAIN or not PLAIN.issuperset(map(type, sources)):
         return None
     shape = sources[0].shape
-    if not shape or query_D.shape != shape[-1:] or any(x.shape != shape for x in sources):
+    others = sources if around_D is None else [*sources, around_D]
+    if not shape or query_D.shape != shape[-1:] or any(x.shape != shape for x in others):
         return None
-    found = quick_reads.read([query_D], [key_weight_D], list(sources), eps)
+    found = quick_reads.read([query_D], [key_weight_D], list(sources), eps, around_D=around_D)
     return None if found is None else found.mixes[0]
 
 

@@ -9,9 +9,10 @@ import torch
 from error_budget import assert_as_good_as
 from tiny_models import build, tokens
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from attnres import AttnRes, BlockLayout
-from attnres.ops import quick
+from attnres.ops import cpu, quick
 from attnres.residual import DepthState, Parts, ReadingState, TwoPhase
 from attnres.residual.reading import ReadsQuickly
 
@@ -92,8 +93,8 @@ def test_one_phase_is_bit_for_bit_the_read_with_gradients(layout):
 
 def test_sums_and_reads_are_one_call_of_the_kernel_each(monkeypatch):
     """A block of three asks once; each of its other readers makes the sum and goes on from it."""
-    kernel, calls = quick._quick_reads("cpu"), []
-    assert kernel is not None
+    kernel, calls = cpu.kernel().quick, []
+    monkeypatch.setattr(quick, "_quick_reads", lambda impl: kernel)
     read = type(kernel).read
 
     def counting(self, queries, key_weights, rows, eps, has_terms=False, *rest):
@@ -121,8 +122,9 @@ def _load(residual: AttnRes) -> None:
 
 
 def _edit(residual: AttnRes) -> None:
-    for parameter in residual.parameters():
-        parameter.detach().mul_(2)
+    with torch.no_grad():
+        for parameter in residual.parameters():
+            parameter.mul_(2)
 
 
 def _edit_data(residual: AttnRes) -> None:
@@ -136,7 +138,8 @@ def _to_and_back(residual: AttnRes) -> None:
 
 
 def _replace(residual: AttnRes) -> None:
-    for reader in list(residual.readers)[1:]:
+    readers: Any = list(residual.readers)[1:]
+    for reader in readers:
         reader.query = nn.Parameter(-reader.query.detach())
 
 
@@ -192,7 +195,7 @@ def test_a_state_is_tensors_that_stay_as_they_are(kind):
             again = pickle.loads(pickle.dumps(residual.write(old, depth, outs[depth + 1])))
             error = residual.read(again, depth + 1)[0] if depth + 1 < N else again.sources[-1]
             assert torch.isfinite(error).all()
-    leaves = torch.utils._pytree.tree_leaves(state)
+    leaves = tree_leaves(state)
     assert all(isinstance(leaf, Tensor) for leaf in leaves if leaf is not None)
 
 

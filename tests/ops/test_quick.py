@@ -8,7 +8,7 @@ from error_budget import EPS, Read, assert_as_good_as, random_read
 from torch import Tensor, nn
 
 from attnres import depth_attention
-from attnres.ops import cpu, cpu_build, quick, reference
+from attnres.ops import centered_attention, cpu, cpu_build, quick, reference
 from attnres.ops.cpu import CpuKernel
 
 KERNEL = cpu.kernel()
@@ -35,6 +35,24 @@ def test_the_mix_is_that_of_the_long_way_bit_for_bit(n_sources, shape, wide, dty
         mix_D = quick.mix(query_D, read.sources, key_weight_D, EPS, "cpu")
     assert mix_D is not None
     assert mix_D.dtype == dtype
+    assert torch.equal(mix_D, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_sources", "shape"), [(1, (1, 1, 8)), (5, (2, 3, 123)), (9, (1, 512))])
+def test_a_read_around_a_stream_is_that_of_the_long_way(n_sources, shape, dtype):
+    read = random_read(n_sources, *shape, dtype=dtype)
+    stream_D = sum(read.sources[1:], read.sources[0])
+    query_D, sources, key_weight_D = inputs_of(read)
+    expected = centered_attention(query_D.requires_grad_(), sources, stream_D, key_weight_D)
+    with torch.no_grad():
+        arguments = query_D, sources, stream_D, key_weight_D, EPS
+        mix_D = quick.around(*arguments, "cpu")
+        assert mix_D is not None
+        assert quick.around(query_D, sources, stream_D[:0], *arguments[3:], "cpu") is None
+        assert quick.around(query_D, sources, views(stream_D), *arguments[3:], "cpu") is None
+        zero_D = torch.zeros_like(query_D)
+        assert torch.equal(centered_attention(zero_D, sources, stream_D, key_weight_D), stream_D)
     assert torch.equal(mix_D, expected)
 
 
