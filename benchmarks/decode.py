@@ -26,11 +26,16 @@ LIMITS = {
 }
 DECODE = Kind("decode", decode_case, True, LIMITS)
 
+
+def main(settings: Settings) -> None:
+    run(DECODE, settings)
+
+
 if __name__ == "__main__":
     chosen = tyro.cli(Settings, prog="python benchmarks/decode.py", description=__doc__)
     keep_pages()
     try:
-        run(DECODE, chosen)
+        main(chosen)
     except WrongError as wrong:
         sys.exit(f"no time is printed while a residual path errs:\n{wrong}")
     except ValueError as error:

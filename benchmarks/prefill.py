@@ -23,11 +23,16 @@ LIMITS = {
 }
 PREFILL = Kind("prefill", prefill_case, False, LIMITS)
 
+
+def main(settings: Settings) -> None:
+    run(PREFILL, settings)
+
+
 if __name__ == "__main__":
     chosen = tyro.cli(Settings, prog="python benchmarks/prefill.py", description=__doc__)
     keep_pages()
     try:
-        run(PREFILL, chosen)
+        main(chosen)
     except WrongError as wrong:
         sys.exit(f"no time is printed while a residual path errs:\n{wrong}")
     except ValueError as error:
