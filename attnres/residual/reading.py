@@ -99,6 +99,8 @@ class ReadsQuickly(AttendsOverDepth[State]):
         check_sources(n_sources, self._n_sources[depth], depth)
         if depth == 0:
             return finished[0], state
+        if torch.compiler.is_compiling():  # layers one by one, in a model that is not
+            return self._read_slowly(state.summed, depth, 0, None)
         n_asked, asked = self._n_asked(finished[0])[depth], None
         if n_asked:
             n_to_come = self.groups[depth].last + 1 - depth

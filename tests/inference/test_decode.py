@@ -315,3 +315,14 @@ def test_a_compiled_model_without_gradients_is_the_model():
         expected = model(tokens(), use_cache=False).logits
         actual = compiled(tokens(), use_cache=False).logits
     assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_layers_that_are_compiled_one_by_one_take_the_state_of_others():
+    model = build(residual="block").eval()
+    model.residual.reads = "two"
+    with torch.no_grad():
+        expected = model(tokens(), use_cache=False).logits
+        layer = model.model.layers[1]
+        layer.forward = torch.compile(layer.forward, backend="eager")
+        actual = model(tokens(), use_cache=False).logits
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
