@@ -6,6 +6,7 @@ KV cache behind it (decode), or of a prompt (prefill), with the logits of the la
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -165,10 +166,19 @@ def _residual(way: Way, size: Size) -> Any:
 
 
 def _model(way: Way | None, size: Size) -> Any:
-    model = build_model(way and way.variant, size).eval()
-    if way is not None:
-        model.residual.reads = way.reads
+    """All models of a size share the standard one's weights: where they lie is part of the time."""
+    standard = _standard(size)
+    if way is None:
+        return standard
+    model = build_model(way.variant, size).eval()
+    model.load_state_dict(standard.state_dict(), strict=False, assign=True)
+    model.residual.reads = way.reads
     return model
+
+
+@lru_cache(maxsize=1)
+def _standard(size: Size) -> Any:
+    return build_model(None, size).eval()
 
 
 def _random(size: Size, n_tokens: int, n: int) -> list[Tensor]:
