@@ -200,8 +200,9 @@ def test_a_state_is_tensors_that_stay_as_they_are(kind):
 
 
 @layouts
-@pytest.mark.parametrize("skipped", [0, 3, 4, 6])
+@pytest.mark.parametrize("skipped", [[0, 1], [3, 4], [4, 5, 6], [6, 7]], ids=str)
 def test_a_sublayer_may_be_written_without_a_read(layout, skipped):
+    """After [4, 5, 6] two mixes of their group would be left, as many as depth 7 looks for."""
     generator = torch.Generator().manual_seed(0)
     outs = [torch.randn(2, DIM, generator=generator).double() for _ in range(N + 1)]
     residual = trained(AttnRes(DIM, layout)).double()
@@ -210,7 +211,7 @@ def test_a_sublayer_may_be_written_without_a_read(layout, skipped):
     def run() -> list[Tensor]:
         state, found = residual.start(outs[0]), []
         for depth in range(N):
-            if depth not in (skipped, skipped + 1):
+            if depth not in skipped:
                 h_TD, state = residual.read(state, depth)
                 found += [h_TD, state.sources[-1], *state.blocks]
             state = residual.write(state, depth, outs[depth + 1])
