@@ -170,7 +170,7 @@ def check_variants(found: list[Variant], dtypes: list[torch.dtype]) -> None:
 def _check(variant: Variant, dtype: torch.dtype) -> list[str]:
     definition = Variant("", residual={**variant.residual, "method": DEFINED_BY})
     actual = _outputs_and_gradients(variant, dtype, dtype)
-    with _implementation("reference"):
+    with implementation("reference"):
         plain = _outputs_and_gradients(variant, dtype, dtype)
         exact = _outputs_and_gradients(definition, torch.float64, dtype)
     return compare(actual, plain, exact)
@@ -207,7 +207,7 @@ def _by_kind(residual: nn.Module) -> Inputs:
 
 
 @contextmanager
-def _implementation(name: str) -> Iterator[None]:
+def implementation(name: str) -> Iterator[None]:
     before = os.environ.get(CHOICE)
     os.environ[CHOICE] = name
     try:

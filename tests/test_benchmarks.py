@@ -15,12 +15,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-OP, STEP = "depth_attention", "train_step"
+OP, STEP, DECODE, PREFILL = "depth_attention", "train_step", "decode", "prefill"
 SHAPES = ["37", "123", "5", "64", "512", "9"]
-SIZE = ["--dim", "64", "--batch", "1", "--n-tokens", "8", "--n-layers", "4", "--no-memory"]
+SIZE = ["--dim", "64", "--batch", "1", "--n-tokens", "8", "--n-layers", "4"]
+SHORT = ["--threads", "1", "--rounds", "3", "--case-seconds", "0", *SIZE, "--dtype", "float32"]
 TINY = {
     OP: ["--threads", "1", "--rounds", "3", "--row-seconds", "0", "--shape", *SHAPES],
-    STEP: ["--threads", "1", "--rounds", "3", "--case-seconds", "0", *SIZE, "--dtype", "float32"],
+    STEP: [*SHORT, "--no-memory"],
+    DECODE: [*SHORT, "--no-peers"],
+    PREFILL: [*SHORT, "--no-peers"],
 }
 WRONG = """
 from attnres.ops.backends import LOADERS, Loader, implementation, loaded
@@ -117,6 +120,18 @@ def test_a_training_step_is_timed_whole_and_in_its_residual_path(tiny):
         assert len(row["path"]["samples_s"]) == len(row["standard_step"]["samples_s"]) == 3
         assert row["added"][1] <= row["added"][0] <= row["added"][2]
         assert (row["step_ratio"] is not None) == row["shares_gradients"]
+
+
+@pytest.mark.parametrize("name", [DECODE, PREFILL])
+def test_a_step_of_inference_is_timed_in_every_way_of_reading(name, tiny):
+    output, result = tiny(name)
+    check_common(name, output, result)
+    rows = {row["who"]: row for row in result["rows"]}
+    assert set(rows) == {f"{x}, {y}" for x in ("Block", "Full") for y in ("one", "two", "auto")}
+    for who, row in rows.items():
+        assert len(row["path"]["samples_s"]) == len(row["standard_step"]["samples_s"]) == 3
+        assert row["added"][1] <= row["added"][0] <= row["added"][2]
+        assert (row["step_ratio"] is not None) == who.endswith("auto")
 
 
 def test_peak_memory_counts_parameters_gradients_and_activations():

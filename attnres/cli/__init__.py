@@ -16,6 +16,7 @@ from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
 from attnres.cli.reports import report
+from attnres.cli.serving import serve
 from attnres.cli.training import demo, train
 from attnres.quiet import silence_imports
 
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "experiment": experiment,
     "convert": convert,
     "generate": generate,
+    "serve": serve,
     "evaluate": evaluate,
     "layout": layout,
     "cost": cost,

@@ -99,6 +99,8 @@ def generate(arguments: list[str]) -> None:
         prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
         """the text to go on from"""
         sampling: Annotated[Sampling, flat()] = Sampling()
+        reads: Literal["auto", "one", "two"] = "auto"
+        """phases of a read; auto: by what is estimated to take least time"""
 
     chosen = parse(Generate, "generate", generate, arguments)
     from attnres.models.pretrained import load_pretrained
@@ -107,7 +109,18 @@ def generate(arguments: list[str]) -> None:
     _quiet_transformers()
     is_run = (chosen.folder / "recipe.json").is_file()
     loaded = load_pretrained(chosen.folder / "model" if is_run else chosen.folder)
+    if chosen.reads != "auto":
+        _force_reads(loaded.model, chosen.reads)
     stream_text(loaded, chosen.prompt, **asdict(chosen.sampling))
+
+
+def _force_reads(model: Any, reads: Any) -> None:
+    from attnres.residual import ReadsQuickly
+
+    residual = getattr(model, "residual", None)
+    if not isinstance(residual, ReadsQuickly):
+        raise ValueError(f"--reads={reads}: only attn_res and two_phase read in two phases")
+    residual.reads = reads
 
 
 def evaluate(arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attnres.cost.memory import source_bytes
 from attnres.layout import BlockLayout, check_count
-from attnres.residual.two_phase import groups, traffic_in_two_phases
+from attnres.residual.groups import groups, traffic_in_two_phases
 
 STANDARD = 3  # vectors a token and a sublayer
 

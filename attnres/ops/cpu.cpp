@@ -9,36 +9,8 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu_interface.h"
 #include "cpu_rows.h"
-
-extern "C" {
-
-struct Read {
-    int64_t dtype;  // 0 float32, 1 bfloat16, 2 float16, 3 float64
-    int64_t n_rows, dim, n_sources, n_queries, n_threads;
-    int64_t stream;  // write past the caches
-    double eps;
-    const void* folded;             // [Q, D], as lse, rstd and logits in the arithmetic's type
-    const void* const* sources;     // S times rows of dim, one at each multiple of the stride
-    const int64_t* source_strides;  // in numbers; null is dim
-    const void* given_mix;          // [Q, R, D] or null
-    const void* given_lse;          // [Q, R], not read where centered
-    int64_t centered;               // sources weigh S * alpha - 1, what is given 1
-};
-
-struct Gradients {
-    const void* const* grad_mixes;  // Q times [R, D], null is zero
-    const void* grad_lse;           // [Q, R] or null
-    const void* rstd;               // [R, S]
-    const void* logits;             // [Q, R, S]
-    void* const* buffers;           // S times rows of dim, null where not asked for
-    const int64_t* buffer_strides;  // in numbers
-    const uint8_t* accumulate;      // S times: add to the buffer
-    void* folded;                   // [Q, D] or null
-    void* given_mix;                // [Q, R, D], and
-    void* given_lse;                // [Q, R], where given
-};
-}
 
 namespace {
 
@@ -125,15 +97,32 @@ template <class T> struct Token {
     }
 };
 
+// Two rows of dim and their sum; null where there are none.
+template <class T> struct Sum {
+    const T *a = nullptr, *b = nullptr;
+    T* total = nullptr;
+    void take(int64_t r, int64_t then, int64_t dim) const {
+        if (total) add_rows(a + r * dim, b + r * dim, total + r * dim, dim, (then - r) * dim);
+    }
+};
+
+// Where a forward writes: mixes of Q queries, and [Q, R], [R, S] and [Q, R, S].
+template <class T> struct Outputs {
+    T* const* mixes;
+    Arithmetic<T> *lse, *rstd, *logits;
+};
+
 template <class T, bool STREAM>
-void forward_rows(const Read& read, int64_t begin, int64_t end, T* out, Arithmetic<T>* lse,
-                  Arithmetic<T>* rstd, Arithmetic<T>* logits) {
+void forward_rows(const Read& read, const Sum<T>& sum, int64_t begin, int64_t end,
+                  const Outputs<T>& out) {
     using A = Arithmetic<T>;
     Token<T> token(read);
     const int64_t S = token.S, Q = token.Q, R = token.R, n = token.n, dim = token.dim;
     std::vector<Write<STREAM, T>> mixes(Q);
+    A *const lse = out.lse, *const logits = out.logits;
     for (int64_t r = begin; r < end; ++r) {
-        A* scales = rstd + r * S;
+        A* scales = out.rstd + r * S;
+        sum.take(r, std::min(R - 1, r + token.lead), dim);
         const auto logit = [&](int64_t q, int64_t s) -> A& { return logits[(q * R + r) * S + s]; };
         token.enter(r);
         token.template products_of<true>(token.folded.data(), scales, logit);
@@ -142,7 +131,7 @@ void forward_rows(const Read& read, int64_t begin, int64_t end, T* out, Arithmet
         for (int64_t q = 0; q < Q; ++q) {
             for (int64_t s = 0; s < S; ++s) logit(q, s) *= scales[s];
             lse[q * R + r] = token.weigh(q, &logit(q, 0));
-            mixes[q].row = out + (q * R + r) * dim;
+            mixes[q].row = out.mixes[q] + r * dim;
         }
         // what is given differs from query to query
         const auto mix_some = [&](int64_t q, auto many) {
@@ -320,14 +309,13 @@ template <class Body> int by_type(int64_t dtype, Body body) {
     }
 }
 
-template <class T> void forward(const Read& read, T* mix, Arithmetic<T>* lse, Arithmetic<T>* rstd,
-                               Arithmetic<T>* logits) {
+template <class T> void forward(const Read& read, const Sum<T>& sum, const Outputs<T>& out) {
     const int64_t R = read.n_rows, threads = read.n_threads;
     const int64_t block = std::max<int64_t>(1, (R + threads - 1) / threads);
     const auto rows = read.stream ? forward_rows<T, true> : forward_rows<T, false>;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t begin = 0; begin < R; begin += block)
-        rows(read, begin, std::min(R, begin + block), mix, lse, rstd, logits);
+        rows(read, sum, begin, std::min(R, begin + block), out);
 }
 
 }  // namespace
@@ -339,29 +327,35 @@ int attnres_forward(const Read* read, void* mix, void* lse, void* rstd, void* lo
     return by_type(read->dtype, [&](auto number) {
         using T = decltype(number);
         using A = Arithmetic<T>;
-        forward(*read, static_cast<T*>(mix), static_cast<A*>(lse), static_cast<A*>(rstd),
-                static_cast<A*>(logits));
+        std::vector<T*> mixes(read->n_queries);
+        for (int64_t q = 0; q < read->n_queries; ++q)
+            mixes[q] = static_cast<T*>(mix) + q * read->n_rows * read->dim;
+        forward<T>(*read, {}, {mixes.data(), static_cast<A*>(lse), static_cast<A*>(rstd),
+                               static_cast<A*>(logits)});
     });
 }
 
-// The mix alone, [R, D], for query * key_weight, [D] each, of the dtype of the sources or (not 0:
-// `wide`) of the arithmetic.
-int attnres_mix(const Read* read, int64_t wide, const void* query, const void* key_weight,
-                void* mix) {
-    return by_type(read->dtype, [&](auto number) {
+int attnres_quick(const QuickRead* quick) {
+    return by_type(quick->read.dtype, [&](auto number) {
         using T = decltype(number);
         using A = Arithmetic<T>;
-        const int64_t R = read->n_rows, S = read->n_sources, dim = read->dim;
-        std::vector<A> folded(dim), scalars(R * (1 + 2 * S));
-        const auto fold = [&](const auto* q, const auto* k) {
-            for (int64_t i = 0; i < dim; ++i) folded[i] = widened(q[i]) * widened(k[i]);
+        Read read = quick->read;
+        const int64_t R = read.n_rows, S = read.n_sources, Q = read.n_queries, dim = read.dim;
+        std::vector<A> folded(Q * dim), scalars(R * (Q + S + Q * S));
+        const auto fold = [&](int64_t q, auto like) {
+            using P = decltype(like);
+            const P* query = static_cast<const P*>(quick->queries[q]);
+            const P* weight = static_cast<const P*>(quick->key_weights[q]);
+            for (int64_t i = 0; i < dim; ++i)
+                folded[q * dim + i] = widened(query[i]) * widened(weight[i]);
         };
-        if (wide) fold(static_cast<const A*>(query), static_cast<const A*>(key_weight));
-        else fold(static_cast<const T*>(query), static_cast<const T*>(key_weight));
-        Read of_folded = *read;
-        of_folded.folded = folded.data();
-        A *const lse = scalars.data(), *const rstd = lse + R, *const logits = rstd + R * S;
-        forward(of_folded, static_cast<T*>(mix), lse, rstd, logits);
+        for (int64_t q = 0; q < Q; ++q) quick->wide ? fold(q, A{}) : fold(q, T{});
+        read.folded = folded.data();
+        A* const lse = quick->lse ? static_cast<A*>(quick->lse) : scalars.data();
+        A *const rstd = scalars.data() + Q * R, *const logits = rstd + R * S;
+        const Sum<T> sum{static_cast<const T*>(quick->terms[0]),
+                         static_cast<const T*>(quick->terms[1]), static_cast<T*>(quick->total)};
+        forward<T>(read, sum, {reinterpret_cast<T* const*>(quick->mixes), lse, rstd, logits});
     });
 }
 

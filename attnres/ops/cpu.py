@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attnres.cache import cache_folder
 from attnres.ops.cpu_build import library, variants
+from attnres.ops.cpu_quick import ALIGNMENT_BYTES, DTYPES, STREAM_BYTES, QuickReads, threads
 from attnres.ops.kernel import (
-    PLAIN,
     Given,
     MemoryKernel,
     OtherGradients,
@@ -24,13 +24,6 @@ from attnres.ops.kernel import (
     gradient_like,
 )
 from attnres.ops.library import define
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
-ARITHMETIC = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
-NUMBERS_A_THREAD = 1 << 14  # of the sources: fewer are not worth waking a thread
-STREAM_BYTES = 1 << 24  # outputs as large are not in cache when they are read next
-ALIGNMENT_BYTES = 64  # of a row that is written past the caches
-
 
 # `Read` and `Gradients` of cpu.cpp
 _READ = struct.Struct("@7qd5Pq")
@@ -47,9 +40,8 @@ class CpuKernel(MemoryKernel):
         self.variant, self.file = variant, file
         library = ctypes.CDLL(str(file.resolve()))
         self._forward, self._backward = library.attnres_forward, library.attnres_backward
-        self._mix = library.attnres_mix
+        self.quick = QuickReads(library)
         self._forward.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 4]
-        self._mix.argtypes = [ctypes.c_char_p, ctypes.c_int64, *[ctypes.c_void_p] * 3]
         self._backward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self.op = define(op_name, self, "CPU")
 
@@ -79,37 +71,6 @@ class CpuKernel(MemoryKernel):
         outputs = (mix_QD.data_ptr(), lse_Q.data_ptr(), rstd.data_ptr(), logits.data_ptr())
         self._run(self._forward, call.read(eps, stream), *outputs)
         return ReadResult(mix_QD, lse_Q, (rstd, logits))
-
-    def mix(
-        self, query_D: Tensor, sources: Sequence[Tensor], key_weight_D: Tensor, eps: float
-    ) -> Tensor | None:
-        """The mix alone, from contiguous memory of two dtypes at most; None for anything else.
-
-        It makes one call and one tensor: with one token to read, Python's own time is most of it.
-        """
-        tensors = (query_D, key_weight_D, *sources)
-        if not PLAIN.issuperset(map(type, tensors)):
-            return None
-        first, wide = sources[0], query_D.dtype
-        shape, dtype, n_numbers = first.shape, first.dtype, first.numel()
-        if not shape or n_numbers == 0 or wide not in (dtype, ARITHMETIC.get(dtype)):
-            return None
-        dim, vector = shape[-1], shape[-1:]
-        for x in tensors[:2]:
-            if x.dtype is not wide or x.shape != vector or not (x.is_cpu and x.is_contiguous()):
-                return None
-        for x in sources:
-            if x.dtype is not dtype or x.shape != shape or not (x.is_cpu and x.is_contiguous()):
-                return None
-        pointers = array("q", [x.data_ptr() for x in sources])
-        mix_D = torch.empty_like(first)
-        size = (n_numbers // dim, dim, len(sources), 1)
-        threads = _threads(*size[:3])
-        inputs = (0, pointers.buffer_info()[0], 0, 0, 0, False)
-        read = _READ.pack(DTYPES[dtype], *size, threads, False, eps, *inputs)
-        vectors = (query_D.data_ptr(), key_weight_D.data_ptr(), mix_D.data_ptr())
-        self._run(self._mix, read, wide is not dtype, *vectors)
-        return mix_D
 
     def backward(
         self,
@@ -175,7 +136,7 @@ class _Call:
 
     def read(self, eps: float, stream: bool) -> bytes:
         n_rows, dim, n_sources, _ = self._shape
-        n_threads = _threads(n_rows, dim, n_sources)
+        n_threads = threads(n_rows, dim, n_sources)
         return _READ.pack(self._dtype, *self._shape, n_threads, stream, eps, *self._inputs)
 
     def pointer(self, x: Tensor | None) -> int:
@@ -199,11 +160,6 @@ class _Rows(NamedTuple):
     tensor: Tensor
     stride: int  # in numbers
     is_copy: bool
-
-
-def _threads(n_rows: int, dim: int, n_sources: int) -> int:
-    enough = n_rows * dim * n_sources // NUMBERS_A_THREAD
-    return max(1, min(enough, n_rows, torch.get_num_threads()))
 
 
 def _rows(x: Tensor) -> _Rows:

@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("cpu.cpp", "cpu_rows.h", "cpu_vector.h"))
+SOURCES = tuple(
+    FOLDER / name for name in ("cpu.cpp", "cpu_interface.h", "cpu_rows.h", "cpu_vector.h")
+)
 FLAGS = (
     "-std=gnu++20",
     "-O3",

@@ -93,6 +93,21 @@ inline void mix(const T* const* rows, int64_t n, const Arithmetic<T>* weights, i
     });
 }
 
+// out = a + b; fetches the rows that are `later` numbers further on.
+template <class T>
+inline void add_rows(const T* a, const T* b, T* out, int64_t dim, int64_t later) {
+    over<4, T>(dim, [&](int64_t i, auto how_many, auto how_much) INLINE {
+        fetch(a + later, i, how_many() * Pack<T>::lanes);
+        fetch(b + later, i, how_many() * Pack<T>::lanes);
+        repeat<how_many()>([&](auto g) INLINE {
+            const int64_t at = i + g * Pack<T>::lanes;
+            Pack<T> total = load(a + at, how_much);
+            add(total, 1, load(b + at, how_much));
+            store<false>(out + at, total, how_much);
+        });
+    });
+}
+
 // What a source's gradient is made of at one token: radial * row + sum over queries of
 // alpha[q] * e[q] + slope[q] * folded[q].
 template <class T> struct SourceGradient {

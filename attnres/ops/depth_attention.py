@@ -101,6 +101,9 @@ def centered_attention(
     Raises:
         As `depth_attention`; a ValueError for a stream that does not fit the sources.
     """
+    mix_D = quick.around(query_D, sources, stream_D, key_weight_D, eps, impl)
+    if mix_D is not None:
+        return mix_D
     sources = as_sources(sources)
     _check_reader(query_D, sources, key_weight_D, eps)
     check_stream(stream_D, sources[0])

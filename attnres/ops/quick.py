@@ -9,7 +9,10 @@ from torch import Tensor
 
 from attnres.ops.backends import CHOICE, loaded
 from attnres.ops.cpu import CpuKernel
-from attnres.ops.kernel import is_watched
+from attnres.ops.cpu_quick import Asked, Found, QuickReads
+from attnres.ops.kernel import PLAIN, is_watched
+
+_chosen: dict[str | None, QuickReads | None] = {}  # by the name of an implementation
 
 
 def mix(query_D: Any, sources: Any, key_weight_D: Any, eps: Any, impl: str | None) -> Tensor | None:
@@ -17,14 +20,76 @@ def mix(query_D: Any, sources: Any, key_weight_D: Any, eps: Any, impl: str | Non
 
     That way checks what was given and says what is wrong, so nothing is refused here.
     """
+    return _public(query_D, sources, key_weight_D, eps, impl)
+
+
+def around(
+    query_D: Any, sources: Any, stream_D: Any, key_weight_D: Any, eps: Any, impl: str | None
+) -> Tensor | None:
+    """`centered_attention` in the same way."""
+    if type(stream_D) not in PLAIN or stream_D.dim() == 0:
+        return None
+    return _public(query_D, sources, key_weight_D, eps, impl, stream_D)
+
+
+def _public(
+    query_D: Any,
+    sources: Any,
+    key_weight_D: Any,
+    eps: Any,
+    impl: str | None,
+    around_D: Tensor | None = None,
+) -> Tensor | None:
+    quick_reads = _quick_reads(impl)
+    if quick_reads is None or type(sources) not in (list, tuple) or not sources:
+        return None
+    if type(eps) is not float or not 0 <= eps < math.inf:
+        return None
+    if type(query_D) not in PLAIN or not PLAIN.issuperset(map(type, sources)):
+        return None
+    shape = sources[0].shape
+    others = sources if around_D is None else [*sources, around_D]
+    if not shape or query_D.shape != shape[-1:] or any(x.shape != shape for x in others):
+        return None
+    found = quick_reads.read([query_D], [key_weight_D], list(sources), eps, around_D=around_D)
+    return None if found is None else found.mixes[0]
+
+
+def read(
+    queries: list[Tensor],
+    key_weights: list[Tensor],
+    rows: list[Tensor],
+    eps: float,
+    impl: str | None,
+    has_terms: bool = False,
+    asked: Asked | None = None,
+    around_D: Tensor | None = None,
+    wants_lse: bool = False,
+) -> Found | None:
+    """As `QuickReads.read`; None where the long way must be gone."""
+    if torch.compiler.is_compiling() or is_watched():
+        return None
+    quick_reads = _chosen.get(impl)
+    if quick_reads is None:
+        return None
+    return quick_reads.read(queries, key_weights, rows, eps, has_terms, asked, around_D, wants_lse)
+
+
+def is_quick(x: Tensor, impl: str | None) -> bool:
+    """Whether this is a plain tensor, and nobody records what is done to it.
+
+    Also chooses the kernel of `read`, since to ask the environment takes as long as a read.
+    """
+    if torch.compiler.is_compiling() or is_watched() or type(x) not in PLAIN:
+        return False
+    _chosen[impl] = _quick_reads(impl)
+    return True
+
+
+def _quick_reads(impl: str | None) -> QuickReads | None:
+    """Of the CPU kernel, where it is chosen and loaded and nobody watches."""
     if torch.compiler.is_compiling() or is_watched():
         return None
     kernel = getattr(loaded.get("cpu"), "kernel", None)
     chosen = impl == "cpu" or (impl is None and CHOICE not in os.environ)
-    if not isinstance(kernel, CpuKernel) or not chosen:
-        return None
-    if type(sources) not in (list, tuple) or not sources:
-        return None
-    if type(eps) is not float or not 0 <= eps < math.inf:
-        return None
-    return kernel.mix(query_D, sources, key_weight_D, eps)
+    return kernel.quick if chosen and isinstance(kernel, CpuKernel) else None

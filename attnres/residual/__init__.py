@@ -26,6 +26,7 @@ from attnres.residual.layer_scale import LayerScale, LayerScaleConfig, ReZero, R
 from attnres.residual.mhc import ManifoldHyperConnections, ManifoldHyperConnectionsConfig
 from attnres.residual.muddformer import MuddFormer, MuddFormerConfig
 from attnres.residual.post_norm import DeepNormConfig, KeelConfig, PostNorm
+from attnres.residual.reading import ReadingState, ReadsQuickly
 from attnres.residual.standard import Standard, StandardConfig
 from attnres.residual.summed import Summed, SummedConfig
 from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState
@@ -71,6 +72,8 @@ __all__ = [
     "PostNorm",
     "ReZero",
     "ReZeroConfig",
+    "ReadingState",
+    "ReadsQuickly",
     "Residual",
     "ResidualConfig",
     "Standard",

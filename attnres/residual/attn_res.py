@@ -17,6 +17,7 @@ from attnres.residual.ablated import Ablated
 from attnres.residual.ablations import Ablations
 from attnres.residual.base import Output, check_depth
 from attnres.residual.depth_reader import AttendsOverDepth, layout_of, units_of
+from attnres.residual.reading import ReadingState, ReadsQuickly
 
 
 class DepthState(NamedTuple):
@@ -30,7 +31,10 @@ class DepthState(NamedTuple):
         return self.blocks if self.partial is None else (*self.blocks, self.partial)
 
 
-class AttnRes(AttendsOverDepth[DepthState]):
+AnyState = DepthState | ReadingState  # with gradients, and without
+
+
+class AttnRes(ReadsQuickly[AnyState]):
     """Attention over depth, with one reader a sublayer and one before the final norm.
 
     Args:
@@ -46,17 +50,23 @@ class AttnRes(AttendsOverDepth[DepthState]):
             finite; later a depth, an output or a state that does not fit.
     """
 
-    def start(self, embed_BTD: Tensor) -> DepthState:
-        return DepthState(blocks=(self.as_source(embed_BTD),))
+    def start(self, embed_BTD: Tensor) -> AnyState:
+        return self.quick_start(embed_BTD) or DepthState(blocks=(self.as_source(embed_BTD),))
 
-    def read(self, state: DepthState, depth: int) -> tuple[Tensor, DepthState]:
+    def read(self, state: AnyState, depth: int) -> tuple[Tensor, AnyState]:
         check_depth(depth, self.n_sublayers - 1)
+        if isinstance(state, ReadingState):
+            return self.quick_read(state, depth)
         return self.reader(state, depth)(state.sources), state
 
-    def write(self, state: DepthState, depth: int, out_BTD: Output) -> DepthState:
+    def write(self, state: AnyState, depth: int, out_BTD: Output) -> AnyState:
+        if isinstance(state, ReadingState):
+            return self.quick_write(state, depth, out_BTD)
         return DepthState(*self.written(state, depth, out_BTD))
 
-    def finish(self, state: DepthState) -> Tensor:
+    def finish(self, state: AnyState) -> Tensor:
+        if isinstance(state, ReadingState):
+            return self.quick_read(state, self.n_sublayers)[0]
         return self.reader(state, self.n_sublayers)(state.sources)
 
 

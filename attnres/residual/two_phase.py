@@ -7,7 +7,6 @@ Parameters, their names and the function are those of `AttnRes`.
 """
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,13 +16,9 @@ from attnres.layout import BlockLayout, check_count
 from attnres.ops import split_queries
 from attnres.ops.border import check_eps
 from attnres.residual.base import Output, Traffic, check_depth
-from attnres.residual.depth_reader import (
-    AttendsOverDepth,
-    DepthReader,
-    layout_of,
-    traffic_over_depth,
-    units_of,
-)
+from attnres.residual.depth_reader import DepthReader, layout_of, units_of
+from attnres.residual.groups import traffic_in_two_phases
+from attnres.residual.reading import ReadingState, ReadsQuickly
 
 
 class TwoPhaseState(NamedTuple):
@@ -39,14 +34,10 @@ class TwoPhaseState(NamedTuple):
         return self.blocks if self.partial is None else (*self.blocks, self.partial)
 
 
-class Group(NamedTuple):
-    """Readers that are asked at once."""
-
-    last: int  # depth of the last of them
-    n_asked: int  # blocks that are read in phase 1; 0 where every reader reads for itself
+AnyState = TwoPhaseState | ReadingState  # with gradients, and without
 
 
-class TwoPhase(AttendsOverDepth[TwoPhaseState]):
+class TwoPhase(ReadsQuickly[AnyState]):
     """`AttnRes` by other reads: the same parameters, state dict and function, to rounding.
 
     The mixes of phase 1 are saved for the backward, one a reader, where `AttnRes` saves scalars.
@@ -72,25 +63,31 @@ class TwoPhase(AttendsOverDepth[TwoPhaseState]):
         impl: str | None = None,
         share_gradients: bool = True,
     ):
-        super().__init__(dim, layout, eps, impl, share_gradients)
-        self.groups = groups(layout, readers_per_group)
+        super().__init__(dim, layout, eps, impl, share_gradients, readers_per_group)
+        self.reads = "two"
         self.eps = eps
         self.impl = impl
 
-    def start(self, embed_BTD: Tensor) -> TwoPhaseState:
-        return TwoPhaseState(blocks=(self.as_source(embed_BTD),))
+    def start(self, embed_BTD: Tensor) -> AnyState:
+        return self.quick_start(embed_BTD) or TwoPhaseState(blocks=(self.as_source(embed_BTD),))
 
-    def read(self, state: TwoPhaseState, depth: int) -> tuple[Tensor, TwoPhaseState]:
+    def read(self, state: AnyState, depth: int) -> tuple[Tensor, AnyState]:
         check_depth(depth, self.n_sublayers - 1)
+        if isinstance(state, ReadingState):
+            return self.quick_read(state, depth)
         return self._read(state, depth)
 
-    def write(self, state: TwoPhaseState, depth: int, out_BTD: Output) -> TwoPhaseState:
+    def write(self, state: AnyState, depth: int, out_BTD: Output) -> AnyState:
+        if isinstance(state, ReadingState):
+            return self.quick_write(state, depth, out_BTD)
         blocks, partial = self.written(state, depth, out_BTD)
         if self.groups[depth].last == depth:
             return TwoPhaseState(blocks, partial)
         return TwoPhaseState(blocks, partial, state.mixes, state.lses)
 
-    def finish(self, state: TwoPhaseState) -> Tensor:
+    def finish(self, state: AnyState) -> Tensor:
+        if isinstance(state, ReadingState):
+            return self.quick_read(state, self.n_sublayers)[0]
         return self._read(state, self.n_sublayers)[0]
 
     def traffic(self, depth: int) -> Traffic:
@@ -124,45 +121,6 @@ class TwoPhase(AttendsOverDepth[TwoPhaseState]):
             impl=self.impl,
         )
         return state._replace(mixes=mixes, lses=lses)
-
-
-def groups(layout: BlockLayout, readers_per_group: int | None = None) -> tuple[Group, ...]:
-    """The group of each reader, by depth; the output read belongs to the last."""
-    found: list[Group] = []
-    starts = _first_readers(layout, readers_per_group)
-    for first, following in zip(starts, [*starts[1:], layout.n_sublayers + 1], strict=True):
-        n_readers = following - first
-        n_finished = 1 + sum(end < first for end in layout.ends)
-        # one reader, or one block, is read no less often in two phases
-        n_asked = n_finished if min(n_readers, n_finished) > 1 else 0
-        found += [Group(following - 1, n_asked)] * n_readers
-    return tuple(found)
-
-
-def traffic_in_two_phases(layout: BlockLayout, of_group: tuple[Group, ...], depth: int) -> Traffic:
-    """What reading and writing at `depth` move, with the group of each reader."""
-    last, n_asked = of_group[depth]
-    n_read, n_written = traffic_over_depth(layout, depth)
-    if n_asked == 0:
-        return Traffic(n_read, n_written)
-    is_first = depth == 0 or of_group[depth - 1].last != last
-    if is_first:
-        n_written += last + 1 - depth  # a mix for each reader of the group
-    else:
-        n_read -= n_asked
-    if layout.n_sources(depth) == n_asked:
-        return Traffic(n_read, n_written - 1)  # the mix of phase 1 is what is read
-    return Traffic(n_read + 1, n_written)
-
-
-def _first_readers(layout: BlockLayout, readers_per_group: int | None) -> list[int]:
-    """Depth of the first reader of each group."""
-    if readers_per_group is None:
-        if max(layout.sizes) > 1:
-            return [0, *(end + 1 for end in layout.ends[:-1])]
-        readers_per_group = round(sqrt(layout.n_sublayers))  # fewest reads and writes together
-    check_count("readers_per_group", readers_per_group)
-    return list(range(0, layout.n_sublayers, readers_per_group))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from error_budget import EPS, Read, assert_as_good_as, random_read
 from torch import Tensor, nn
 
 from attnres import depth_attention
-from attnres.ops import cpu, cpu_build, quick, reference
+from attnres.ops import centered_attention, cpu, cpu_build, quick, reference
 from attnres.ops.cpu import CpuKernel
 
 KERNEL = cpu.kernel()
@@ -38,6 +38,24 @@ def test_the_mix_is_that_of_the_long_way_bit_for_bit(n_sources, shape, wide, dty
     assert torch.equal(mix_D, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_sources", "shape"), [(1, (1, 1, 8)), (5, (2, 3, 123)), (9, (1, 512))])
+def test_a_read_around_a_stream_is_that_of_the_long_way(n_sources, shape, dtype):
+    read = random_read(n_sources, *shape, dtype=dtype)
+    stream_D = sum(read.sources[1:], read.sources[0])
+    query_D, sources, key_weight_D = inputs_of(read)
+    expected = centered_attention(query_D.requires_grad_(), sources, stream_D, key_weight_D)
+    with torch.no_grad():
+        arguments = query_D, sources, stream_D, key_weight_D, EPS
+        mix_D = quick.around(*arguments, "cpu")
+        assert mix_D is not None
+        assert quick.around(query_D, sources, stream_D[:0], *arguments[3:], "cpu") is None
+        assert quick.around(query_D, sources, views(stream_D), *arguments[3:], "cpu") is None
+        zero_D = torch.zeros_like(query_D)
+        assert torch.equal(centered_attention(zero_D, sources, stream_D, key_weight_D), stream_D)
+    assert torch.equal(mix_D, expected)
+
+
 @pytest.mark.parametrize("variant", cpu_build.variants()[1:])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)  # float64 has no finer oracle
 def test_every_variant_of_the_kernel_gives_the_mix(dtype, variant, tmp_path_factory):
@@ -45,8 +63,10 @@ def test_every_variant_of_the_kernel_gives_the_mix(dtype, variant, tmp_path_fact
     kernel = CpuKernel(variant, file, f"cpu_mix_{variant}_{DTYPES.index(dtype)}")
     read = random_read(5, 2, 3, 123, dtype=dtype)
     inputs, exact = inputs_of(read), inputs_of(read.to(torch.float64))
-    mix_D = kernel.mix(*inputs, EPS)
-    assert mix_D is not None
+    query_D, sources, key_weight_D = inputs
+    found = kernel.quick.read([query_D], [key_weight_D], [*sources], EPS)
+    assert found is not None
+    (mix_D,) = found.mixes
     plain, exact = (reference.depth_attention(*x, EPS) for x in (inputs, exact))
     assert_as_good_as(mix_D, plain, exact, variant)
 
@@ -122,11 +142,13 @@ def test_another_implementation_is_never_replaced(monkeypatch):
 
 def test_threads_change_nothing():
     read = random_read(9, 64, 512)
-    mixes = []
+    mixes: list[Tensor] = []
     threads = torch.get_num_threads()
     for n in (1, 2, 3):
         torch.set_num_threads(n)
-        mixes.append(KERNEL.mix(*inputs_of(read), EPS))
+        found = KERNEL.quick.read([read.query_D], [read.key_weight_D], [*read.sources], EPS)
+        assert found is not None
+        mixes += found.mixes
     torch.set_num_threads(threads)
     assert torch.equal(mixes[0], mixes[1])
     assert torch.equal(mixes[0], mixes[2])

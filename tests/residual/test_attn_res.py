@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_equals_the_written_out_loop_with_all_gradients(block_size):
         torch.testing.assert_close(gradient, value, atol=1e-12, rtol=1e-12)
 
 
-def _written(layout: BlockLayout, n_written: int, dtype=torch.float32, dim=DIM) -> DepthState:
+def _written(layout: BlockLayout, n_written: int, dtype=torch.float32, dim=DIM) -> Any:
     residual = AttnRes(dim, layout)
     state = residual.start(torch.randn(2, 3, dim).to(dtype))
     for depth in range(n_written):

@@ -19,7 +19,7 @@ from attnres.residual import (
     depth_reader,
 )
 from attnres.residual import two_phase as module
-from attnres.residual.two_phase import Group, groups
+from attnres.residual.groups import Group, groups
 
 DIM = 8
 Tensors = dict[str, Tensor]
@@ -242,7 +242,7 @@ def test_a_finished_source_is_read_once_for_a_group_and_a_fresh_block_takes_its_
 
 def test_the_state_holds_one_mix_a_reader_still_to_come():
     residual = TwoPhase(DIM, BlockLayout((2, 3, 1)))
-    state = residual.start(torch.randn(2, DIM))
+    state: Any = residual.start(torch.randn(2, DIM))
     counts = []
     for depth in range(6):
         h_TD, state = residual.read(state, depth)
@@ -278,7 +278,7 @@ def test_a_sublayer_may_be_skipped_and_a_read_repeated(skipped):
 
 def test_the_lse_of_a_bfloat16_state_stays_as_wide_as_the_arithmetic():
     residual = TwoPhase(DIM, BlockLayout((2, 2))).bfloat16()
-    state = residual.start(torch.randn(2, DIM).bfloat16())
+    state: Any = residual.start(torch.randn(2, DIM).bfloat16())
     for depth in range(2):
         h_TD, state = residual.read(state, depth)
         state = residual.write(state, depth, h_TD)
