@@ -31,6 +31,13 @@ def chunks_of_parameters(model: Any, chunks: Sequence[Chunk]) -> dict[str, froze
     return {name: frozenset(needed[id(parameter)]) for name, parameter in named}
 
 
+def chunks_of_buffers(model: Any, chunks: Sequence[Chunk]) -> dict[str, frozenset[int]]:
+    """The chunks that need each buffer of a layer; others, as of rotary embeddings, all need."""
+    places = _Places(model, chunks)
+    names = [name for name, _ in model.named_buffers() if name.startswith(places.layers)]
+    return {name: frozenset(places.chunks_of(name)) for name in names}
+
+
 class _Places:
     """Where in a pipeline the name of a parameter belongs."""
 
@@ -53,10 +60,9 @@ class _Places:
         return {last}
 
     def _of_residual(self, name: str) -> set[int]:
-        if not self.has_readers:
+        if not self.has_readers or not name.startswith("readers."):
             return {chunk.index for chunk in self.chunks}
-        _, depth, *_ = name.split(".")  # readers.3.query
-        return {self._at(int(depth))}
+        return {self._at(int(name.split(".")[1]))}  # readers.3.query
 
     def _of_layer(self, name: str) -> set[int]:
         layer, part, *_ = name.split(".")
