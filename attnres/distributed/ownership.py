@@ -82,4 +82,3 @@ def _modules(sublayer: Sublayer) -> set[str]:
         return {sublayer.part, *sublayer.norms, *([sublayer.after] if sublayer.after else [])}
     own = {*sublayer.norms, *([sublayer.norm] if sublayer.norm else [])}
     return _modules(sublayer.attention) | _modules(sublayer.mlp) | own
-

@@ -121,11 +121,11 @@ class Pipeline:
         if weights is not None:
             load_weights(self._partial, Path(weights))
         _move(self.module, self.device, dtype)
-        self._shared = SharedGradients(
-            self.module, self._partial.shared(self.rank), self.group
-        )
+        self._shared = SharedGradients(self.module, self._partial.shared(self.rank), self.group)
         self._on_rank = OnRank(
-            self.module, plan, carried(config, plan, self.shape_BT, dtype or torch.get_default_dtype())
+            self.module,
+            plan,
+            carried(config, plan, self.shape_BT, dtype or torch.get_default_dtype()),
         )
         if autocast is not None:
             self._on_rank.precision = partial(torch.autocast, self.device.type, autocast)
@@ -210,10 +210,16 @@ class Pipeline:
         """What this rank sends in one `backward`, by the plan; `loss` sends no gradients."""
         by_hop = [each.n_bytes * self.n_microbatches for each in self._on_rank.carried]
         chunks = self.plan.chunks
-        ahead = sum(n for n, hop in zip(by_hop, self.plan.hops, strict=True)
-                    if chunks[hop.sender].rank == self.rank)
-        back = sum(n for n, hop in zip(by_hop, self.plan.hops, strict=True)
-                   if chunks[hop.receiver].rank == self.rank)
+        ahead = sum(
+            n
+            for n, hop in zip(by_hop, self.plan.hops, strict=True)
+            if chunks[hop.sender].rank == self.rank
+        )
+        back = sum(
+            n
+            for n, hop in zip(by_hop, self.plan.hops, strict=True)
+            if chunks[hop.receiver].rank == self.rank
+        )
         return Bytes(ahead, back)
 
     @property
@@ -236,8 +242,10 @@ class Pipeline:
             filled_BT = torch.cat([part_BT, part_BT[:1].expand(n_lacking, -1)])
             labels_BT = filled_BT.clone()
             labels_BT[len(part_BT) :] = NO_TOKEN
-            counts = [min(max(len(part_BT) - i, 0), self.shape_BT[0])
-                      for i in range(0, n_sequences, self.shape_BT[0])]
+            counts = [
+                min(max(len(part_BT) - i, 0), self.shape_BT[0])
+                for i in range(0, n_sequences, self.shape_BT[0])
+            ]
             losses = self._pass(filled_BT, labels_BT)
             total += sum(n * loss for n, loss in zip(counts, losses, strict=False) if n)
         return self._from_last(total / len(tokens_BT))
@@ -248,7 +256,9 @@ class Pipeline:
         on_rank.microbatches = tokens_BT.to(self.device).long().split(self.shape_BT[0])
         on_rank.labels = labels_BT.to(self.device).long().split(self.shape_BT[0])
         losses: list[Tensor] = []
-        last = {"target": tokens_BT, "losses": losses} if self.rank + 1 == self.plan.n_stages else {}
+        last = (
+            {"target": tokens_BT, "losses": losses} if self.rank + 1 == self.plan.n_stages else {}
+        )
         run = self._schedule.step if torch.is_grad_enabled() else self._schedule.eval
         run(return_outputs=False, **last)
         self._forget()
