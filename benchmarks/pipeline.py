@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _parse() -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A pipeline over a slow link")
     for name, value in {
         "stages": 2, "virtual": 4, "microbatches": 8, "layers": 16, "n-blocks": 8, "dim": 256,
         "seq-len": 256, "batch": 1, "rounds": 5,
@@ -149,7 +149,8 @@ def _check(settings: dict[str, Any], keep: Keep) -> None:
 
 
 def _check_gradient(name: str, parameter: nn.Parameter, expected: nn.Parameter) -> None:
-    assert parameter.grad is not None and expected.grad is not None
+    assert parameter.grad is not None
+    assert expected.grad is not None
     error = (parameter.grad - expected.grad).abs().max()
     largest = expected.grad.abs().max()
     assert error <= 1e-6 * largest, f"{name}: gradient errs by {error / largest:.1e}"
@@ -185,10 +186,11 @@ def _row(
     machine: Machine,
     times: dict[Keep, list[float]],
 ) -> dict[str, Any]:
-    plan, vector_bytes = pipeline.plan, 4 * settings["batch"] * settings["seq_len"] * settings["dim"]
-    orders = schedule(
-        settings["schedule"], plan.n_stages, plan.n_virtual, settings["microbatches"]
+    plan, vector_bytes = (
+        pipeline.plan,
+        4 * settings["batch"] * settings["seq_len"] * settings["dim"],
     )
+    orders = schedule(settings["schedule"], plan.n_stages, plan.n_virtual, settings["microbatches"])
     sent = torch.tensor(sum(pipeline.sent_bytes) // (settings["rounds"] + 1))
     dist.all_reduce(sent)
     return {
@@ -206,7 +208,8 @@ def _row(
 def _measure_machine(settings: dict[str, Any], made: Any) -> Machine:
     """The link's speed, and a sublayer's while all ranks compute."""
     large, small = torch.empty(LINK_BYTES, dtype=torch.uint8), torch.empty(1, dtype=torch.uint8)
-    _one_way_s(small), _one_way_s(large)
+    for tensor in (small, large):
+        _one_way_s(tensor)  # the first meets its partner
     latency_s = median(_one_way_s(small) for _ in range(N_PINGS))
     bytes_per_s = LINK_BYTES / median(_one_way_s(large) for _ in range(3))
     torch.manual_seed(0)

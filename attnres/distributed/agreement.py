@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline tell each other beside tensors: that they are alike, and failures."""
+"""What ranks of a pipeline tell each other beside tensors: that they are alike, and failures."""
 
 import datetime
 import hashlib

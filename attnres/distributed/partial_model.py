@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ def _registered(keep: Keep) -> Iterator[None]:
             n_asked += 1
         return parameter
 
-    handle = register_module_parameter_registration_hook(on_registration)
+    handle = register_module_parameter_registration_hook(cast(Any, on_registration))
     try:
         yield
     finally:

@@ -26,7 +26,8 @@ from attnres.distributed.agreement import Notice, check_alike
 from attnres.distributed.carried import carried, has_blocks
 from attnres.distributed.partial_model import Partial, load_weights
 from attnres.distributed.plan import Keep, PipelinePlan, plan_pipeline
-from attnres.distributed.schedules import ONE_CHUNK, schedule as order_of
+from attnres.distributed.schedules import ONE_CHUNK
+from attnres.distributed.schedules import schedule as order_of
 from attnres.distributed.shared_gradients import SharedGradients
 from attnres.distributed.stage import OnRank, Stage, TorchStage
 from attnres.layout import BlockLayout, check_count
@@ -102,7 +103,7 @@ class Pipeline:
         _check(config, plan, schedule, n_microbatches, (batch_size, seq_len), group)
         self.plan, self.n_microbatches = plan, n_microbatches
         self.shape_BT = batch_size, seq_len
-        self.group = group or dist.group.WORLD
+        self.group: Any = group or dist.group.WORLD
         self.rank, self.device = dist.get_rank(self.group), torch.device(device)
         given = {
             "config": config.to_dict(),

@@ -16,7 +16,7 @@ class SharedGradients:
     """Adds up what the passes of a step give.
 
     Args:
-        module: that has the parameters.
+        module: that has the parameters; FSDP may put others in their place.
         names: of those that are shared, by the ranks that hold them.
         group: of the whole pipeline.
     """
@@ -24,34 +24,37 @@ class SharedGradients:
     def __init__(
         self, module: nn.Module, names: Mapping[tuple[int, ...], Sequence[str]], group: Any
     ):
-        by_name = dict(module.named_parameters())
-        self._held: list[tuple[Any, list[nn.Parameter]]] = []
-        for ranks, shared in names.items():
-            trained = [by_name[name] for name in shared if by_name[name].requires_grad]
-            if trained:
-                self._held.append((_group_of(ranks, group), trained))
-        self._before: list[Tensor | None] = []
+        self._module = module
+        self._held = [(_group_of(ranks, group), shared) for ranks, shared in names.items()]
+        self._before: dict[str, Tensor | None] = {}
 
     def set_aside(self) -> None:
         """What earlier passes gave is summed already."""
-        self._before = [parameter.grad for _, held in self._held for parameter in held]
-        for _, held in self._held:
-            for parameter in held:
-                parameter.grad = None
+        for _, held in self._trained():
+            for name, parameter in held.items():
+                self._before[name], parameter.grad = parameter.grad, None
 
     def add_up(self) -> None:
         """Sum the gradients of this pass over ranks, and add those of earlier ones."""
-        before = iter(self._before)
-        for group, held in self._held:
-            for parameter in held:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            _all_reduce([_local(parameter.grad) for parameter in held], group)
-            for parameter in held:
-                earlier = next(before)
-                if earlier is not None:
-                    parameter.grad = earlier.add_(parameter.grad)
-        self._before = []
+        for group, held in self._trained():
+            gradients = {name: _gradient(parameter) for name, parameter in held.items()}
+            _all_reduce([_local(gradient) for gradient in gradients.values()], group)
+            for name, gradient in gradients.items():
+                earlier = self._before.pop(name)
+                held[name].grad = gradient if earlier is None else earlier.add_(gradient)
+
+    def _trained(self) -> list[tuple[Any, dict[str, nn.Parameter]]]:
+        """What has gradients, by group and name."""
+        found = dict(self._module.named_parameters())
+        trained = [
+            (group, {name: found[name] for name in names if found[name].requires_grad})
+            for group, names in self._held
+        ]
+        return [(group, held) for group, held in trained if held]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _group_of(ranks: Sequence[int], group: Any) -> Any:

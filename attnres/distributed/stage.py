@@ -1,4 +1,4 @@
-"""A chunk of a model as a stage of `torch.distributed.pipelining`, which may keep what it was given.
+"""A chunk of a model as a stage of `torch.distributed.pipelining`, which may keep what it got.
 
 What a rank keeps of a micro-batch reaches its later chunks as one detached leaf a source, so that
 their gradients add up in it. In the backward of the source's home chunk, which runs after all of
@@ -132,7 +132,7 @@ class _Deposits(torch.autograd.Function):
 
 
 class TorchStage(PipelineStage):
-    """A `Stage` under the runners of torch, told its micro-batch; counts the bytes that it sends."""
+    """A `Stage` for the runners of torch, told its micro-batch; counts the bytes that it sends."""
 
     submod: Stage
 

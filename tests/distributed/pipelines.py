@@ -142,9 +142,7 @@ def run_case(case: Case) -> Run:
     n_kept.append(pipeline.n_kept)
     assert pipeline.module.training
     expected, expected_loss = one_process(case.residual, case.tied, case.dtype)
-    return Run(
-        case, steps, expected, sent, pipeline.planned_bytes, n_kept, (loss, expected_loss)
-    )
+    return Run(case, steps, expected, sent, pipeline.planned_bytes, n_kept, (loss, expected_loss))
 
 
 def run_cases(rank: int, cases: list[Case]) -> list[Run]:

@@ -4,6 +4,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from processes import run_processes
 
 from attnres.distributed import Pipeline, PipelineError, plan_for
 
-SIZES = {"n_microbatches": 4, "seq_len": SEQ_LEN}
+SIZES: dict[str, Any] = {"n_microbatches": 4, "seq_len": SEQ_LEN}
 
 
 def plan(n_stages=2, n_virtual=1, residual="attn_res"):
@@ -62,7 +63,7 @@ def _refusals(rank):
     found = []
 
     def refused(made, planned, **settings):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match="pipeline") as error:
             Pipeline(made, planned, **(SIZES | settings))
         found.append(str(error.value))
 
@@ -74,7 +75,7 @@ def _refusals(rank):
     torch.manual_seed(0)
     pipeline = Pipeline(*plan(), **SIZES)
     for wrong in (tokens(3), tokens(4)[:, 1:]):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match="micro-batches") as error:
             pipeline.backward(wrong)
         found.append(str(error.value))
     return found
@@ -95,6 +96,7 @@ def test_ranks_that_differ_and_wrong_sizes_are_refused_on_each():
 
 
 def _fail(rank, folder, n_found, how):
+    torch.manual_seed(0)
     pipeline = Pipeline(*plan(3), **SIZES)
     pipeline.backward(tokens(4))
     if rank == 1:

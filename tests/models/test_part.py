@@ -49,8 +49,8 @@ def assert_parts_are_the_whole(model: Any, cuts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_in_parts(family):
     settings = SETTINGS[family].keys() & {"output_router_logits"}
-    without_dropout = dict.fromkeys(dropouts(family), 0.0)
-    model = build(family, **without_dropout, **dict.fromkeys(settings, False))
+    changes: dict[str, Any] = dict.fromkeys(dropouts(family), 0.0) | dict.fromkeys(settings, False)
+    model = build(family, **changes)
     one_sublayer_a_layer = model.config.n_sublayers == 3
     assert_parts_are_the_whole(model.train(), (1, 2) if one_sublayer_a_layer else (1, 2, 5))
 
