@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TINY = "--no-link --layers 4 --n-blocks 4 --dim 16 --seq-len 8 --microbatches 2 --rounds 1".split()
+SIZES = {"layers": 4, "n-blocks": 4, "dim": 16, "seq-len": 8, "microbatches": 2, "rounds": 1}
+TINY = ["--no-link", *(f"--{name}={value}" for name, value in SIZES.items())]
 WRONG = """
 from attnres.distributed import stage
 
