@@ -1,5 +1,6 @@
 """Which readers are asked at once, and what two phases move (arXiv:2603.15031, section 4.2)."""
 
+from collections.abc import Iterable
 from math import sqrt
 from typing import NamedTuple
 
@@ -15,10 +16,15 @@ class Group(NamedTuple):
     n_asked: int  # blocks that are read in phase 1; 0 where every reader reads for itself
 
 
-def groups(layout: BlockLayout, readers_per_group: int | None = None) -> tuple[Group, ...]:
-    """The group of each reader, by depth; the output read belongs to the last."""
+def groups(
+    layout: BlockLayout, readers_per_group: int | None = None, cuts: Iterable[int] = ()
+) -> tuple[Group, ...]:
+    """The group of each reader, by depth; the output read belongs to the last.
+
+    At each of the depths `cuts` a group begins, wherever others do.
+    """
     found: list[Group] = []
-    starts = _first_readers(layout, readers_per_group)
+    starts = sorted({*_first_readers(layout, readers_per_group), *cuts})
     for first, following in zip(starts, [*starts[1:], layout.n_sublayers + 1], strict=True):
         n_readers = following - first
         n_finished = 1 + sum(end < first for end in layout.ends)

@@ -7,6 +7,7 @@ are taken from where they lie at every read: nothing is kept that could be out o
 """
 
 import os
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
@@ -80,6 +81,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
         readers_per_group: int | None = None,
     ):
         super().__init__(dim, layout, eps, impl, share_gradients)
+        self.readers_per_group = readers_per_group
         self.groups = groups(layout, readers_per_group)
         self.reads = cast(Reads, os.environ.get(READS, "auto"))
         depths = range(self.n_sublayers + 1)
@@ -87,6 +89,14 @@ class ReadsQuickly(AttendsOverDepth[State]):
         self._n_sources = tuple(layout.n_sources(depth) for depth in depths)
         self._names = tuple(str(depth) for depth in depths)  # of the readers
         self._closes = tuple(layout.closes_after(depth) for depth in depths[:-1])
+
+    def cut_at(self, depths: Iterable[int]) -> None:
+        """Let a group begin at each of these depths, so that none asks across them.
+
+        A pipeline that is cut there has the later readers elsewhere, and sends no mixes.
+        """
+        self.groups = groups(self.layout, self.readers_per_group, depths)
+        self._plans.clear()
 
     def quick_start(self, embed_BTD: Tensor) -> ReadingState | None:
         """The state before the first sublayer, where nobody records what is done to it."""
