@@ -41,8 +41,8 @@ def kimi_model(
     n_dense_layers: int = 1,
     n_shared_experts: int = 1,
 ) -> ModelConfig:
-    """A model of the family; a head has half of `head_dim` more in the place of rotary positions."""
-    others = {
+    """A model of the family; a latent head has half of `head_dim` more, shared, without positions."""
+    others: dict[str, int | float] = {
         "linear_head_dim": head_dim,
         "qk_nope_head_dim": head_dim,
         "qk_rope_head_dim": head_dim // 2,
@@ -68,7 +68,7 @@ def kimi_model(
 
 
 def kimi_linear_48b() -> Recipe:
-    """The main run: 48 B parameters, 3 B for a token, 10^12 tokens; the rate is Kimi Linear's own."""
+    """The main run: 48 B parameters, 3 B for a token, 10^12 tokens; the rate is Kimi Linear's."""
     model = kimi_model(
         dim=2304, n_layers=27, n_heads=32, mlp_dim=9216, expert_dim=1024, n_experts=256,
         n_active_experts=8, head_dim=128, latent_dim=512,
@@ -92,8 +92,8 @@ def scaling(size: str) -> Recipe:
     """One of the paper's five sizes, with its residual in blocks.
 
     Layers, widths, rate, batch and tokens are the paper's. It says neither how many experts there
-    are nor how wide a head is: 512, 8 and one of them active, and 128, with no dense layer, give its
-    five counts of active parameters to their rounding.
+    are nor how wide a head is: 512 (8 and one more for a token) and 128, with no dense layer, give
+    its five counts of active parameters to their rounding.
     """
     n_layers, dim, expert_dim, lr, n_sequences, billions = SCALING[size]
     model = kimi_model(

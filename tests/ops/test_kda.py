@@ -87,14 +87,18 @@ def test_the_recurrence_is_one_rank_of_a_matrix_a_token():
     torch.testing.assert_close(last_BHKP[0, 0], state_KP, rtol=0, atol=1e-14)
 
 
+def part(given: Inputs, which: slice) -> list[Tensor]:
+    """Some tokens of all but the state."""
+    return [x[:, which] for x in given[:-1]]
+
+
 @pytest.mark.parametrize("n_first", [1, 37, 64, 100])
 def test_chunks_hand_over_to_chunks_and_to_tokens(n_first):
     given = inputs((2, 130, 2, 8, 6), 1.0)
     whole_BTHP, last_BHKP = kda(*given)
-    *by_token, state_BHKP = given
-    first_BTHP, state_BHKP = kda(*[x[:, :n_first] for x in by_token], state_BHKP)
+    first_BTHP, state_BHKP = kda(*part(given, slice(n_first)), given.state_BHKP)
     for function in (kda, kda_by_token):
-        rest_BTHP, end_BHKP = function(*[x[:, n_first:] for x in by_token], state_BHKP)
+        rest_BTHP, end_BHKP = function(*part(given, slice(n_first, None)), state_BHKP)
         torch.testing.assert_close(
             torch.cat([first_BTHP, rest_BTHP], dim=1), whole_BTHP, rtol=0, atol=1e-13
         )
