@@ -90,7 +90,7 @@ class AttnResConfig:
 
     def build(self, dim: int, n_sublayers: int) -> AttendsOverDepth[Any]:
         layout, ablations = self.layout(n_sublayers), self.ablations
-        if ablations == Ablations():
+        if not ablations.changes():
             return AttnRes(dim, layout, self.eps)
         return Ablated(dim, layout, ablations, self.eps)
 

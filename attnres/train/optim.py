@@ -1,25 +1,17 @@
-"""Which optimizer, learning rate and decay every parameter of a model gets.
-
-matrices    2-D weights of hidden layers   Muon when chosen, decayed
-stacks      3-D and more: experts          AdamW, decayed
-embeddings  nn.Embedding and the head      AdamW, decayed
-vectors     norm gains, biases, scalars    AdamW, not decayed
-depth       all that a Residual holds      AdamW, each at its share of the learning rate, and
-                                           decayed or not, as `Residual.tuning` says
-"""
+"""The optimizers of a run, and the learning rate of every step."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from attnres.residual import Residual
+from attnres.train.kinds import GroupName, Kind, kinds
+from attnres.train.muon import Muon
 
-GroupName = Literal["matrices", "stacks", "embeddings", "vectors", "depth"]
 OptimizerName = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "wsd"]
 
@@ -40,6 +32,8 @@ class OptimConfig:
             alike; implementations that know no depth parameters decay them as any other.
         depth_lr_scale: multiplies the learning rate of all that a residual method learns, over the
             share that the method itself takes; a method is tuned by it.
+        expert_bias_rate: step of the bias by which a router's experts are used alike, where a
+            family has one (`attnres.train.moe`).
     """
 
     optimizer: OptimizerName = "adamw"
@@ -56,6 +50,7 @@ class OptimConfig:
     muon_momentum: float = 0.95
     depth_weight_decay: float = 0.0
     depth_lr_scale: float = 1.0
+    expert_bias_rate: float = 1e-3
 
     def __post_init__(self):
         for name, allowed in {"optimizer": OptimizerName, "schedule": Schedule}.items():
@@ -64,7 +59,8 @@ class OptimConfig:
         for name in ("lr", "eps", "depth_lr_scale"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not positive and finite")
-        for name in ("weight_decay", "depth_weight_decay", "clip_norm", "warmup_steps"):
+        for name in ("weight_decay", "depth_weight_decay", "clip_norm", "warmup_steps",
+                     "expert_bias_rate"):  # fmt: skip
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not finite and at least 0")
         for name in ("beta1", "beta2", "muon_momentum"):
@@ -85,22 +81,10 @@ class ParamGroup:
     weight_decay: float
     optimizer: OptimizerName
     lr_scale: float = 1.0  # over the learning rate of the step
+    n_parts: int = 1  # equal runs of rows that are matrices of their own
 
 
-class Kind(NamedTuple):
-    """What the parameters of a group have in common."""
-
-    name: GroupName
-    is_decayed: bool
-    lr_scale: float = 1.0
-
-
-KINDS: tuple[Kind, ...] = (
-    Kind("matrices", is_decayed=True),
-    Kind("stacks", is_decayed=True),
-    Kind("embeddings", is_decayed=True),
-    Kind("vectors", is_decayed=False),
-)
+BY_MUON = ("matrices", "stacks")
 
 
 def param_groups(model: nn.Module, config: OptimConfig) -> list[ParamGroup]:
@@ -108,74 +92,30 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[ParamGroup]:
 
     A tied parameter counts once, under its first name. The head is the nn.Linear that the model's
     `get_output_embeddings()` returns, or any module tied to an embedding. There is a group
-    "depth" for each way in which a residual method has its parameters trained.
+    "depth" for each way in which a residual method has its parameters trained, and one of two
+    `n_parts` for gate and up projections in one parameter.
 
     Raises:
         ValueError: a residual method whose `tuning` names a parameter twice, none of its own, or
             leaves a trainable one out.
     """
-    members: dict[Kind, dict[str, nn.Parameter]] = {kind: {} for kind in KINDS}
-    embeddings, depth = _embedding_ids(model), _depth_kinds(model)
+    members: dict[Kind, dict[str, nn.Parameter]] = {}
+    kind_of = kinds(model)
     for name, param in model.named_parameters():
         if param.requires_grad:
-            kind = _kind(param, embeddings, depth)
-            members.setdefault(kind, {})[name] = param
+            members.setdefault(kind_of[id(param)], {})[name] = param
     return [
         ParamGroup(
             name=kind.name,
             params=tuple(params.values()),
             param_names=tuple(params),
             weight_decay=_weight_decay(kind, config),
-            optimizer=config.optimizer if kind.name == "matrices" else "adamw",
+            optimizer=config.optimizer if kind.name in BY_MUON else "adamw",
             lr_scale=kind.lr_scale * (config.depth_lr_scale if kind.name == "depth" else 1.0),
+            n_parts=kind.n_parts,
         )
         for kind, params in members.items()
-        if params
     ]
-
-
-def _embedding_ids(model: nn.Module) -> set[int]:
-    ids = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    get_head = getattr(model, "get_output_embeddings", None)
-    head = get_head() if get_head else None
-    return ids | {id(head.weight)} if isinstance(head, nn.Linear) else ids
-
-
-def _depth_kinds(model: nn.Module) -> dict[int, Kind]:
-    """The kind of every parameter of every residual method, by id."""
-    kinds: dict[int, Kind] = {}
-    for residual in [module for module in model.modules() if isinstance(module, Residual)]:
-        by_name = _kinds_by_name(residual)
-        for name, param in residual.named_parameters():
-            if param.requires_grad and name not in by_name:
-                method = type(residual).__name__
-                raise ValueError(f"{method} does not say how its parameter {name} is trained")
-            if name in by_name:
-                kinds.setdefault(id(param), by_name[name])  # of the outer, where one holds another
-    return kinds
-
-
-def _kinds_by_name(residual: Residual[Any]) -> dict[str, Kind]:
-    kinds: dict[str, Kind] = {}
-    own = {name for name, _ in residual.named_parameters()}
-    for names, lr_scale, is_decayed in residual.tuning():
-        for name in names:
-            if name in kinds or name not in own:
-                wrong = "twice" if name in kinds else "but has it not"
-                raise ValueError(f"{type(residual).__name__}.tuning names {name} {wrong}")
-            kinds[name] = Kind("depth", is_decayed, lr_scale)
-    return kinds
-
-
-def _kind(param: nn.Parameter, embeddings: set[int], depth: dict[int, Kind]) -> Kind:
-    matrices, stacks, embedding, vectors = KINDS
-    if id(param) in embeddings:
-        return embedding
-    if id(param) in depth:
-        return depth[id(param)]
-    if param.ndim < 2:
-        return vectors
-    return matrices if param.ndim == 2 else stacks
 
 
 def _weight_decay(kind: Kind, config: OptimConfig) -> float:
@@ -196,13 +136,14 @@ def build_optimizers(model: nn.Module, config: OptimConfig) -> list[Optimizer]:
                 "weight_decay": group.weight_decay,
                 "lr_scale": group.lr_scale,
                 "lr": config.lr * group.lr_scale,
+                "n_parts": group.n_parts,  # Muon's; AdamW looks at no entry
             }
         )
     optimizers: list[Optimizer] = []
     if groups["adamw"]:
         optimizers.append(_build_adamw(groups["adamw"], config))
     if groups["muon"]:
-        optimizers.append(_build_muon(groups["muon"], config))
+        optimizers.append(Muon(groups["muon"], lr=config.lr, momentum=config.muon_momentum))
     return optimizers
 
 
@@ -210,15 +151,6 @@ def _build_adamw(groups: list[dict], config: OptimConfig) -> Optimizer:
     betas = (config.beta1, config.beta2)
     # Fused: one pass over a parameter, element by element, so the same bits for any thread count.
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
-
-
-def _build_muon(groups: list[dict], config: OptimConfig) -> Optimizer:
-    return torch.optim.Muon(
-        groups,
-        lr=config.lr,
-        momentum=config.muon_momentum,
-        adjust_lr_fn="match_rms_adamw",  # lr * 0.2 sqrt(max(rows, columns)): arXiv:2502.16982
-    )
 
 
 def query_lr(base_lr: float, dim: int) -> float:

@@ -14,6 +14,7 @@ from attnres.residual import (
     RESIDUALS,
     AttnResConfig,
     CenteredConfig,
+    LayerScaleConfig,
     StandardConfig,
     TwoPhaseConfig,
     format_residual,
@@ -53,6 +54,14 @@ def test_the_fastest_implementation_saves_the_same_vectors(config):
     of_implementations = n * n * SCALARS / DIM + n * VECTORS / N_TOKENS
     counted, measured = both(config)
     assert measured.saved == pytest.approx(counted.saved, abs=of_implementations)
+
+
+def test_a_parameter_that_the_backward_needs_is_not_counted_as_saved():
+    """At one token the gain of an output is as large as the output."""
+    with torch.device("meta"):
+        residual = LayerScaleConfig().build(DIM, N_SUBLAYERS)
+        embed_TD = torch.empty(1, DIM, requires_grad=True)
+    assert saved_vectors(residual, embed_TD) == N_SUBLAYERS
 
 
 @every_config

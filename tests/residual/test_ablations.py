@@ -70,7 +70,8 @@ def test_traffic_is_that_of_attn_res_and_what_a_change_adds():
 
 def test_nothing_set_is_attn_res_itself():
     assert type(AttnResConfig(n_blocks=2).build(DIM, 4)) is AttnRes
-    assert type(AttnResConfig(n_blocks=2, n_heads=1).build(DIM, 4)) is Ablated
+    assert type(AttnResConfig(n_blocks=2, n_heads=1, kernel="softmax").build(DIM, 4)) is AttnRes
+    assert type(AttnResConfig(n_blocks=2, n_heads=2).build(DIM, 4)) is Ablated
     assert set(AttnResConfig(n_blocks=2).describe(4)) == {"layout", "eps"}
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from attnres.residual import Standard, Tuning
 from attnres.train import optim
+from attnres.train.muon import Muon
 from attnres.train.optim import OptimConfig, build_optimizers, lr_factor, param_groups, set_lr
 
 
@@ -51,6 +52,8 @@ class Model(nn.Module):
         self.embed = nn.Embedding(6, 4)
         self.query = nn.Linear(4, 4)
         self.experts = nn.Parameter(torch.ones(2, 4, 4))
+        self.conv = nn.Conv1d(4, 4, 3, groups=4, bias=False)
+        self.decay = nn.Parameter(torch.ones(1, 1, 4, 1))
         self.latents = nn.ParameterDict({"query": nn.Parameter(torch.ones(3, 4))})
         self.scale = nn.Parameter(torch.ones(()))
         self.norm = nn.RMSNorm(4)
@@ -70,8 +73,9 @@ def test_every_kind_of_parameter_has_its_group():
     assert names_of(param_groups(Model(), OptimConfig())) == {
         "matrices": ["query.weight", "latents.query"],
         "stacks": ["experts"],
+        "kernels": ["conv.weight"],
         "embeddings": ["embed.weight", "head.weight"],
-        "vectors": ["scale", "query.bias", "norm.weight", "pool.query"],
+        "vectors": ["decay", "scale", "query.bias", "norm.weight", "pool.query"],
         "depth": ["residual.reader.query", "residual.reader.key_weight", "residual.reader.mix"],
     }
 
@@ -102,7 +106,7 @@ def test_tied_head_is_an_embedding_without_being_announced():
 def test_depth_and_vectors_are_not_decayed():
     config = OptimConfig(weight_decay=0.3)
     decay = {group.name: group.weight_decay for group in param_groups(Model(), config)}
-    matrices = dict.fromkeys(("matrices", "stacks", "embeddings"), 0.3)
+    matrices = dict.fromkeys(("matrices", "stacks", "kernels", "embeddings"), 0.3)
     assert decay == {**matrices, "vectors": 0.0, "depth": 0.0}
     config = replace(config, depth_weight_decay=0.2)
     decay = {group.name: group.weight_decay for group in param_groups(Model(), config)}
@@ -158,20 +162,31 @@ def test_a_frozen_parameter_needs_no_tuning():
     assert group.param_names == ("residual.reader.query",)
 
 
-def test_muon_gets_hidden_matrices_alone():
+def test_muon_gets_hidden_matrices_and_stacks_of_them_alone():
     groups = param_groups(Model(), OptimConfig(optimizer="muon"))
-    assert {group.name for group in groups if group.optimizer == "muon"} == {"matrices"}
+    assert {group.name for group in groups if group.optimizer == "muon"} == {"matrices", "stacks"}
     config = OptimConfig(optimizer="muon", muon_momentum=0.9, weight_decay=0.3, beta2=0.8)
     adamw, muon = build_optimizers(Model(), config)
-    assert (type(adamw), type(muon)) == (torch.optim.AdamW, torch.optim.Muon)
-    (group,) = muon.param_groups
+    assert (type(adamw), type(muon)) == (torch.optim.AdamW, Muon)
+    group, stacks = sorted(muon.param_groups, key=lambda group: group["name"])
+    assert stacks["param_names"] == ["experts"]
     assert group["param_names"] == ["query.weight", "latents.query"]
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.3)
-    assert group["adjust_lr_fn"] == "match_rms_adamw"
     groups = {group["name"]: group for group in adamw.param_groups}
     assert groups["depth"]["weight_decay"] == 0.0
     assert groups["embeddings"]["weight_decay"] == 0.3
     assert groups["depth"]["betas"] == (0.9, 0.8)
+
+
+@pytest.mark.parametrize("n_experts", [(), (3,)])
+def test_gate_and_up_projection_in_one_parameter_are_two_matrices(n_experts):
+    mlp = nn.Module()
+    mlp.gate_up_proj = nn.Parameter(torch.ones(*n_experts, 6, 4))
+    mlp.down_proj = nn.Parameter(torch.ones(*n_experts, 4, 3))
+    parts = {group.param_names: group.n_parts for group in param_groups(mlp, OptimConfig())}
+    assert parts == {("gate_up_proj",): 2, ("down_proj",): 1}
+    mlp.down_proj = nn.Parameter(torch.ones(*n_experts, 4, 6))  # a gate that is not in there
+    assert {group.n_parts for group in param_groups(mlp, OptimConfig())} == {1}
 
 
 def test_no_optimizer_for_nothing():
@@ -180,7 +195,7 @@ def test_no_optimizer_for_nothing():
     bias.weight.requires_grad = False
     assert [type(o) for o in build_optimizers(bias, config)] == [torch.optim.AdamW]
     matrix = nn.Linear(2, 2, bias=False)
-    assert [type(o) for o in build_optimizers(matrix, config)] == [torch.optim.Muon]
+    assert [type(o) for o in build_optimizers(matrix, config)] == [Muon]
     assert build_optimizers(nn.Identity(), config) == []
 
 
@@ -194,9 +209,16 @@ def test_a_step_moves_each_kind_by_its_learning_rate():
     for optimizer in build_optimizers(model, config):
         optimizer.step()
     after = dict(model.named_parameters())
-    for name in ("query.weight", "latents.query", "experts", "embed.weight", "head.weight"):
+    for name in (
+        "query.weight",
+        "latents.query",
+        "experts",
+        "conv.weight",
+        "embed.weight",
+        "head.weight",
+    ):
         torch.testing.assert_close(after[name], before[name] * 0.95)
-    for name in ("scale", "query.bias", "norm.weight", "residual.reader.key_weight"):
+    for name in ("decay", "scale", "query.bias", "norm.weight", "residual.reader.key_weight"):
         assert torch.equal(after[name], before[name])
     torch.testing.assert_close(after["residual.reader.query"], torch.full((4,), -0.1))
 
