@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from attnres.train.data import DataConfig
@@ -107,21 +108,45 @@ def test_experts_in_one_product_are_experts_one_by_one():
     assert not down[2:].any()
 
 
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_training_spreads_the_load_and_says_so(checkpoints, tmp_path, text):
+def loads_of_a_run(path, text, rate, checkpoints=False):
+    """Largest load of an expert by step, mean over layers, and the biases at the end."""
     base = kimi_laptop()
     others = {**base.model.others, "num_experts": 8, "num_experts_per_token": 2}
     recipe = replace(
         base,
         data=DataConfig(path=str(text), vocab_size=300),
         model=replace(base.model, dim=16, n_layers=3, mlp_dim=16, others=others),
-        optim=replace(base.optim, expert_bias_rate=0.02),
-        n_steps=30, batch_size=4, seq_len=32, log_every=1, validate_every=30, probe_every=30,
-        save_every=30, checkpoint_gradients=checkpoints,
+        optim=replace(base.optim, expert_bias_rate=rate),
+        n_steps=6, batch_size=4, seq_len=32, log_every=1, validate_every=6, probe_every=6,
+        save_every=6, checkpoint_gradients=checkpoints,
     )  # fmt: skip
-    train(recipe, tmp_path / "run")
-    events = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    loads = [x["expert_load_most_mean"] for x in events if "expert_load_most" in x]
-    assert len(loads) == 30
-    assert min(loads) >= 1
-    assert sum(loads[-5:]) < 0.8 * sum(loads[:5])
+    train(recipe, path)
+    events = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    weights = load_file(path / "model" / "model.safetensors")
+    biases = [value for name, value in weights.items() if "e_score_correction_bias" in name]
+    return [x["expert_load_most_mean"] for x in events if "expert_load_most" in x], biases
+
+
+def test_a_run_moves_biases_and_says_the_load(tmp_path, text):
+    free, still = loads_of_a_run(tmp_path / "free", text, 0.0)
+    loads, moved = loads_of_a_run(tmp_path / "moved", text, 0.01)
+    assert len(free) == len(loads) == 6
+    assert min(free + loads) >= 1
+    assert not torch.stack(still).any()
+    assert torch.stack(moved).any(dim=1).all()
+    again, same = loads_of_a_run(tmp_path / "again", text, 0.01, checkpoints=True)
+    assert again == loads
+    assert torch.equal(torch.stack(same), torch.stack(moved))
+
+
+def test_biases_spread_a_load_that_is_uneven():
+    router, generator = router_of(plain("kimi_linear")), torch.Generator().manual_seed(0)
+    balance = ExpertBalance(router, rate=0.01)
+    with torch.no_grad():
+        router.weight *= 20  # so that scores differ as those of trained experts do
+    loads = []
+    for _ in range(200):
+        router(torch.randn(256, 32, generator=generator) + 1)
+        loads.append(balance.step()["expert_load_most"])
+    assert loads[0] > 1.3
+    assert max(loads[-20:]) < 1.2
