@@ -69,9 +69,7 @@ WIDTHS = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 
 def plain(family):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **WIDTHS, **SMALL[family])
-    )
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **WIDTHS, **SMALL[family]))
 
 
 def router_of(model):
@@ -148,5 +146,5 @@ def test_biases_spread_a_load_that_is_uneven():
     for _ in range(200):
         router(torch.randn(256, 32, generator=generator) + 1)
         loads.append(balance.step()["expert_load_most"])
-    assert loads[0] > 1.3
-    assert max(loads[-20:]) < 1.2
+    assert loads[0] > 1.6
+    assert sum(loads[-20:]) / 20 < 1.25
