@@ -40,9 +40,9 @@ def by_layer(sublayers: list[float]) -> list[float]:
     return [((a * a + b * b) / 2) ** 0.5 for a, b in pairs]
 
 
-def rows(runs: Path) -> list[dict[str, Any]]:
+def rows(runs: Path, is_quick: bool) -> list[dict[str, Any]]:
     """One a layer of each arm; ValueError where an arm has no final run."""
-    study, found = load_study(HERE), []
+    study, found = load_study(HERE, is_quick), []
     for arm in study.arms:
         folders = runs_folder(study, runs).glob(f"final-{arm}-lr*-seed*")
         probes = [x for folder in sorted(folders) if (x := load_run(folder).last("probe"))]
@@ -96,8 +96,10 @@ def draw(found: list[dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs/experiments"))
-    found = rows(parser.parse_args().runs)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--quick", action="store_true", help="of the quick study")
+    chosen = parser.parse_args()
+    found = rows(chosen.runs, chosen.quick)
     with (HERE / "dynamics.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -8,6 +8,7 @@ places from one power of two to the next, nats a token, mean over seeds.
 
 import argparse
 import csv
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
@@ -38,17 +39,18 @@ def bins(length: int, trained: int) -> list[tuple[int, int]]:
     edges = [0, trained // 4, trained // 2, trained]
     while edges[-1] < length:
         edges.append(min(2 * edges[-1], length))
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs/experiments"))
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--quick", action="store_true", help="of the quick study")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    study = load_study(HERE)
+    study = load_study(HERE, chosen.quick)
     tokens_RT = pack(load_data(study.base.data).validation_tokens, chosen.length)
     tokens_RT = tokens_RT[: chosen.sequences]
     places = bins(chosen.length - 1, study.base.seq_len)
