@@ -41,7 +41,7 @@ def kimi_model(
     n_dense_layers: int = 1,
     n_shared_experts: int = 1,
 ) -> ModelConfig:
-    """A model of the family; a latent head has half of `head_dim` more, shared, without positions."""
+    """A model of the family; in latent attention keys have half of `head_dim` more, shared."""
     others: dict[str, int | float] = {
         "linear_head_dim": head_dim,
         "qk_nope_head_dim": head_dim,

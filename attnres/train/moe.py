@@ -17,7 +17,7 @@ BIAS = "e_score_correction_bias"  # a buffer of the router, in the families that
 class ExpertBalance:
     """Counts what the routers of a model choose while it trains, and moves their biases.
 
-    A layer that is computed again for the backward counts twice, which changes no sign and no share.
+    A layer that is computed again for the backward counts twice: no sign and no share changes.
 
     Args:
         rate: step of a bias; 0 counts and moves nothing.

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attnres.cli.costs import cost
+from attnres.cli.layouts import layout
 from attnres.models.sizes import sizes_of
 from attnres.residual import AttnResConfig
 from attnres.train.kimi import SCALING, VOCAB_SIZE, kimi_linear_48b
@@ -64,3 +66,28 @@ def test_other_settings_are_of_the_family_alone():
     assert llama.text_config(300, 16).rms_norm_eps == 1e-3
     with pytest.raises(ValueError, match="a kimi_linear config has no 'n_experts'"):
         replace(model, others={"n_experts": 3}).text_config(300, 16)
+
+
+def test_the_commands_know_the_main_recipe(capsys):
+    layout(["kimi_linear_48b"])
+    assert "54 sublayers in 9 blocks" in capsys.readouterr().out
+    layout(["kimi_k3"])
+    assert "186 sublayers in 8 blocks" in capsys.readouterr().out
+    cost(["kimi_linear_48b", "--gpus", "64", "256", "--stages", "4", "--virtual", "2"])
+    printed = capsys.readouterr().out
+    assert "49,122,675,072" in printed
+    assert "256 GPUs" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["kimi_k9"], "no recipe 'kimi_k9'; there are: demo"),
+        (["demo"], "the residual of demo has no blocks"),
+        (["kimi_k3", "--layers", "3"], "kimi_k3 has a layout of its own"),
+        ([], "layers must be positive, got 0"),
+    ],
+)
+def test_a_layout_that_is_not_there_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        layout(arguments)
