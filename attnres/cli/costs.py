@@ -13,6 +13,7 @@ from attnres.cost import (
     Sizes,
     count,
     decoder_sizes,
+    kimi_k3,
     method_costs,
     recommend_for_bytes,
     recommend_for_traffic,
@@ -29,6 +30,7 @@ from attnres.cost.tables import (
 )
 from attnres.residual import AttnResConfig, ResidualConfig, residual_to_json
 
+KIMI_K3 = "kimi_k3"
 N_BLOCKS = 8  # in the table of schemes, of a method without blocks: the paper's
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -82,7 +84,7 @@ def cost(arguments: list[str]) -> None:
 
     attnres cost MODEL --residual attn_res:n_blocks=8
 
-    MODEL is a folder of a transformers model, its config.json or a recipe (kimi_linear_48b);
+    MODEL is a folder of a transformers model, its config.json, a recipe or kimi_k3;
     without one, the sizes are those of the command line. Parameters, FLOPs, memory and messages are
     counted from the model and the method on tensors without values. With --methods all residual
     methods stand beside each other, and what they move and keep is measured on this machine's CPU
@@ -93,7 +95,7 @@ def cost(arguments: list[str]) -> None:
     @dataclass(frozen=True)
     class Cost:
         model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = ""
-        """a local folder, a config.json, or the name of a recipe"""
+        """a local folder, a config.json, the name of a recipe, or kimi_k3"""
         residual: ResidualConfig = field(default_factory=lambda: AttnResConfig(n_blocks=8))
         """what is counted; a converted model has its own"""
         methods: bool = False
@@ -132,6 +134,9 @@ def cost(arguments: list[str]) -> None:
 
 def _sizes(chosen: Any) -> tuple[Sizes, ResidualConfig | None, int]:
     """Of the model, its own residual, and its vocabulary."""
+    if chosen.model == KIMI_K3:
+        blocks = AttnResConfig(layers_per_block=kimi_k3.LAYERS_PER_BLOCK)
+        return kimi_k3.kimi_k3_sizes(), blocks, kimi_k3.VOCAB_SIZE
     if chosen.model:
         from attnres.models.sizes import read_config_of, sizes_of
         from attnres.train.recipes import RECIPES

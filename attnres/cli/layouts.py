@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from attnres.arguments import parse
+from attnres.cost.kimi_k3 import LAYERS_PER_BLOCK, N_LAYERS
 from attnres.layout import SUBLAYERS_PER_LAYER, BlockLayout
 from attnres.residual import AttnResConfig
 
-# layers, and layers a block: arXiv:2607.24653
-RELEASED = {"kimi_k3": (93, 12)}
+RELEASED = {"kimi_k3": (N_LAYERS, LAYERS_PER_BLOCK)}
 
 
 def layout(arguments: list[str]) -> None:

@@ -182,7 +182,10 @@ def test_a_bounded_gate_starts_at_rate_one_and_keeps_its_bound(tmp_path):
     model.save_pretrained(tmp_path)
     again: Any = AttnResForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again(tokens()).logits, model(tokens()).logits)
-    assert not torch.equal(build("kimi_linear")(tokens()).logits, model(tokens()).logits)
+    free = build("kimi_linear")
+    assert not torch.equal(free(tokens()).logits, model(tokens()).logits)
+    with pytest.raises(ValueError, match=r"has gate_lower_bound=-5.0, but text_config has None"):
+        AttnResForCausalLM.from_pretrained(tmp_path, config=free.config)
 
 
 def test_the_48b_model_has_its_size_and_what_attention_over_depth_adds():
