@@ -31,7 +31,7 @@ PAPER_GRADIENT = {
               0.1444, 0.0869, 0.3832, 0.2231, 0.1624, 0.2936, 0.1630, 0.0959, 0.2454, 0.1708,
               0.1221, 0.1970, 0.1694, 0.1553, 0.2260, 0.2237, 0.2859),
 }  # fmt: skip
-COLUMNS = ("arm", "layer", "n_seeds", "stream_rms", "output_rms", "grad_norm")
+COLUMNS: tuple[str, ...] = ("arm", "layer", "n_seeds", "stream_rms", "output_rms", "grad_norm")
 
 
 def by_layer(sublayers: list[float]) -> list[float]:

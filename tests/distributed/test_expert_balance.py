@@ -20,12 +20,11 @@ class Router(torch.nn.Module):
 
 def _step_of_a_rank(rank):
     """Each process has two tokens of four, and of the second router one of two."""
-    router = Router()
-    balance = ExpertBalance(torch.nn.ModuleList([router, Router()]), rate=0.1)
+    router, other = Router(), Router()
+    balance = ExpertBalance(torch.nn.ModuleList([router, other]), rate=0.1)
     router(torch.tensor([[0, 1], [0, 2 + rank]]))
-    for other in list(balance.routers)[1:]:
-        other(torch.tensor([[rank, 2]]))
-    return balance.step(), [each.e_score_correction_bias.tolist() for each in balance.routers]
+    other(torch.tensor([[rank, 2]]))
+    return balance.step(), [each.e_score_correction_bias.tolist() for each in (router, other)]
 
 
 @pytest.mark.dist

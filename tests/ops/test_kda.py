@@ -96,9 +96,9 @@ def part(given: Inputs, which: slice) -> list[Tensor]:
 def test_chunks_hand_over_to_chunks_and_to_tokens(n_first):
     given = inputs((2, 130, 2, 8, 6), 1.0)
     whole_BTHP, last_BHKP = kda(*given)
-    first_BTHP, state_BHKP = kda(*part(given, slice(n_first)), given.state_BHKP)
+    first_BTHP, state_BHKP = kda(*part(given, slice(n_first)), state_BHKP=given.state_BHKP)
     for function in (kda, kda_by_token):
-        rest_BTHP, end_BHKP = function(*part(given, slice(n_first, None)), state_BHKP)
+        rest_BTHP, end_BHKP = function(*part(given, slice(n_first, None)), state_BHKP=state_BHKP)
         torch.testing.assert_close(
             torch.cat([first_BTHP, rest_BTHP], dim=1), whole_BTHP, rtol=0, atol=1e-13
         )
