@@ -56,10 +56,10 @@ def _measure(job: dict[str, Any]) -> dict[str, int]:
     model.zero_grad(set_to_none=True)
     gc.collect()
     parameters = sum(parameter.nbytes for parameter in model.parameters())
-    return {"allocated_bytes": parameters + _allocated(case), "resident_bytes": peak - before}
+    return {"allocated_bytes": parameters + most_allocated(case), "resident_bytes": peak - before}
 
 
-def _allocated(case: Case) -> int:
+def most_allocated(case: Case) -> int:
     """The most that was allocated at once beyond what there was before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         case()

@@ -13,10 +13,12 @@ from attnres.cost import (
     Sizes,
     count,
     decoder_sizes,
+    kimi_k3,
     method_costs,
     recommend_for_bytes,
     recommend_for_traffic,
 )
+from attnres.cost.cluster import Cluster, cluster_table, needs
 from attnres.cost.tables import (
     Run,
     Table,
@@ -28,6 +30,7 @@ from attnres.cost.tables import (
 )
 from attnres.residual import AttnResConfig, ResidualConfig, residual_to_json
 
+KIMI_K3 = "kimi_k3"
 N_BLOCKS = 8  # in the table of schemes, of a method without blocks: the paper's
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -64,6 +67,8 @@ class Use:
     """of a pipeline"""
     virtual: int = 4
     """chunks of layers that each stage holds"""
+    gpus: tuple[int, ...] = ()
+    """what a training run needs of each of so many GPUs, in --stages, and sends"""
 
 
 @dataclass(frozen=True)
@@ -79,17 +84,18 @@ def cost(arguments: list[str]) -> None:
 
     attnres cost MODEL --residual attn_res:n_blocks=8
 
-    MODEL is a folder of a transformers model, or its config.json; without one, the sizes are those
-    of the command line. Parameters, FLOPs, memory and messages are counted from the model and the
-    method on tensors without values. With --methods all residual methods stand beside each other,
-    and what they move and keep is measured on this machine's CPU besides.
+    MODEL is a folder of a transformers model, its config.json, a recipe or kimi_k3;
+    without one, the sizes are those of the command line. Parameters, FLOPs, memory and messages are
+    counted from the model and the method on tensors without values. With --methods all residual
+    methods stand beside each other, and what they move and keep is measured on this machine's CPU
+    besides.
     """
     import tyro
 
     @dataclass(frozen=True)
     class Cost:
         model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = ""
-        """a local folder, or a config.json"""
+        """a local folder, a config.json, the name of a recipe, or kimi_k3"""
         residual: ResidualConfig = field(default_factory=lambda: AttnResConfig(n_blocks=8))
         """what is counted; a converted model has its own"""
         methods: bool = False
@@ -101,7 +107,7 @@ def cost(arguments: list[str]) -> None:
         """write all figures there too"""
 
     chosen = parse(Cost, "cost", cost, arguments)
-    sizes, own = _sizes(chosen)
+    sizes, own, vocab_size = _sizes(chosen)
     residual = own or chosen.residual
     if chosen.methods:
         costs = method_costs(
@@ -112,6 +118,8 @@ def cost(arguments: list[str]) -> None:
     else:
         counted = count(residual, sizes.dim, sizes.n_sublayers)
         tables = _tables(sizes, residual, counted, chosen.use)
+        if chosen.use.gpus:
+            tables.append(_on_gpus(sizes, residual, counted, chosen.use, vocab_size))
         found = {"residual": residual_to_json(residual), "counted": asdict(counted)}
     advice = _advice(sizes, chosen.use, chosen.budget)
     show(tables)
@@ -124,11 +132,21 @@ def cost(arguments: list[str]) -> None:
         chosen.json.write_text(text + "\n", encoding="utf-8")
 
 
-def _sizes(chosen: Any) -> tuple[Sizes, ResidualConfig | None]:
+def _sizes(chosen: Any) -> tuple[Sizes, ResidualConfig | None, int]:
+    """Of the model, its own residual, and its vocabulary."""
+    if chosen.model == KIMI_K3:
+        blocks = AttnResConfig(layers_per_block=kimi_k3.LAYERS_PER_BLOCK)
+        return kimi_k3.kimi_k3_sizes(), blocks, kimi_k3.VOCAB_SIZE
     if chosen.model:
-        from attnres.models.sizes import read_sizes
+        from attnres.models.sizes import read_config_of, sizes_of
+        from attnres.train.recipes import RECIPES
 
-        return read_sizes(chosen.model)
+        if chosen.model in RECIPES and not Path(chosen.model).exists():
+            recipe = RECIPES[chosen.model]()
+            text = recipe.model.text_config(recipe.data.vocab_size, recipe.seq_len)
+            return sizes_of(text), recipe.model.residual, text.vocab_size
+        text, residual = read_config_of(chosen.model)
+        return sizes_of(text), residual, text.vocab_size
     given: Decoder = chosen.decoder
     sizes = decoder_sizes(
         dim=given.dim,
@@ -138,7 +156,7 @@ def _sizes(chosen: Any) -> tuple[Sizes, ResidualConfig | None]:
         mlp_dim=given.mlp_dim,
         vocab_size=given.vocab_size,
     )
-    return sizes, None
+    return sizes, None, given.vocab_size
 
 
 def _tables(sizes: Sizes, residual: ResidualConfig, counted: Counted, use: Use) -> list[Table]:
@@ -156,6 +174,22 @@ def _tables(sizes: Sizes, residual: ResidualConfig, counted: Counted, use: Use) 
         memory_table(sizes, counted, n_blocks, run),
     ]
     return tables + ([pipeline_table(n_blocks, use.stages, use.virtual)] if n_blocks else [])
+
+
+def _on_gpus(
+    sizes: Sizes, residual: ResidualConfig, counted: Counted, use: Use, vocab_size: int
+) -> Table:
+    n_blocks = _n_blocks(residual, sizes.n_sublayers)
+    found = {}
+    for n_gpus in use.gpus:
+        cluster = Cluster(
+            n_gpus=n_gpus, n_stages=use.stages, n_virtual=use.virtual, seq_len=use.seq_len,
+            vocab_size=vocab_size,
+        )  # fmt: skip
+        n_params = sizes.n_params + counted.n_params
+        found[n_gpus] = needs(sizes, counted, cluster, n_blocks, n_params)
+    words = f"{use.stages} stages of {use.virtual} chunks, sequences of {use.seq_len:,} tokens"
+    return cluster_table(found, words)
 
 
 def _n_blocks(residual: ResidualConfig, n_sublayers: int) -> int | None:

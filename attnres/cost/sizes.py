@@ -19,6 +19,8 @@ class Sizes:
     n_active_weights: int  # that a token is multiplied with, the head among them
     score_width: int  # numbers of query and of value a token, over the heads of one layer
     windows: tuple[float, ...]  # positions that each layer with softmax attention sees at most
+    n_expert_params: int = 0  # of routed experts
+    n_routes: int = 0  # experts that a token is sent to, over all layers
 
     def forward_flops(self, seq_len: int) -> int:
         """A token, on average over a sequence; a multiplication and an addition are two."""

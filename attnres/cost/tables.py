@@ -68,10 +68,10 @@ def memory_table(sizes: Sizes, counted: Counted, n_blocks: int | None, run: Run)
     n_stored = n_blocks or round(counted.carried)
 
     def training(vectors: float) -> str:
-        return _bytes(source_bytes(vectors, run.n_tokens, sizes.dim, run.bytes_per_number))
+        return bytes_in_words(source_bytes(vectors, run.n_tokens, sizes.dim, run.bytes_per_number))
 
     def prefill(n_shards: int, chunk_tokens: int | None) -> str:
-        return _bytes(
+        return bytes_in_words(
             prefill_bytes(n_stored, run.n_tokens, sizes.dim, n_shards=n_shards,
                           chunk_tokens=chunk_tokens, bytes_per_number=run.bytes_per_number)
         )  # fmt: skip
@@ -134,7 +134,8 @@ def methods_table(costs: Sequence[MethodCost], n_sublayers: int, dim: int) -> Ta
     return Table(title, columns, rows, note)
 
 
-def _bytes(n_bytes: int) -> str:
+def bytes_in_words(n_bytes: int) -> str:
+    """In the largest unit, a power of 1000, that leaves one or more."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n_bytes >= size:
             return f"{n_bytes / size:.3g} {unit}"

@@ -30,7 +30,8 @@ from attnres.models.checkpoint import (
 )
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
 from attnres.models.families import family_of
-from attnres.models.joined import Front, in_front, join_by
+from attnres.models.front import Front, in_front
+from attnres.models.joined import join_by
 from attnres.models.norms import scale_norm_eps
 from attnres.models.taps import Tap, chosen
 

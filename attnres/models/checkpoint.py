@@ -21,7 +21,7 @@ SHAPELESS_SETTINGS = (
     *("num_experts_per_tok", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),
     *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "mlp_layer_types"),
     *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"),
-    *("final_logit_softcapping", "tie_word_embeddings"),
+    *("final_logit_softcapping", "tie_word_embeddings", "gate_lower_bound"),
 )
 
 
@@ -73,11 +73,17 @@ def check_config(path: Any, saved: Mapping[str, Any], config: AttnResCausalLMCon
         )
     saved_text = text_config_of(saved)
     for name in SHAPELESS_SETTINGS:
-        was, asked = (getattr(made, name, None) for made in (saved_text, text))
+        was, asked = (_setting(made, name) for made in (saved_text, text))
         if was != asked:
             raise ValueError(f"{path} has {name}={was}, but text_config has {asked}")
     if not is_plain(saved):
         config.check_residual_state(saved["residual_state"])
+
+
+def _setting(config: PreTrainedConfig, name: str) -> Any:
+    """Some of kimi_linear are in a dict of their own."""
+    nested = getattr(config, "linear_attn_config", None) or {}
+    return getattr(config, name, nested.get(name))
 
 
 def check_weights(path: Any, info: Mapping[str, Any], may_lack: tuple[str, ...] = ()) -> None:

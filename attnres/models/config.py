@@ -9,7 +9,9 @@ from transformers.configuration_utils import SubConfigSpec
 from attnres.models.families import family_of
 from attnres.residual import (
     RESIDUALS,
+    AttnResConfig,
     ResidualConfig,
+    format_residual,
     parse_residual,
     residual_from_json,
     residual_to_json,
@@ -25,7 +27,8 @@ class AttnResCausalLMConfig(PreTrainedConfig):
     Args:
         text_config: config of a supported family, for example `LlamaConfig(...)`.
         residual: {"method": "attn_res", "n_blocks": 8}, `AttnResConfig(n_blocks=8)` or
-            "attn_res:n_blocks=8"; kept as a dict.
+            "attn_res:n_blocks=8"; kept as a dict. None is what `attn_res_block_size` in the text
+            config asks for, or Full.
         scaled_norm_eps: let the norm that follows a read of the mean of n sources use eps / n^2, so
             that zero queries give the function of the standard residual, to rounding.
         residual_state: what decides the model's function and no tensor shows (method, layout, its
@@ -54,11 +57,14 @@ class AttnResCausalLMConfig(PreTrainedConfig):
             kwargs.setdefault(name, getattr(self.text_config, f"_{name}", None))
         super().__post_init__(**kwargs)
         text: Any = self.text_config
+        if (check := family_of(text).check_config) is not None:
+            check(text)
         self.tie_word_embeddings = text.tie_word_embeddings
         self.dtype = self.dtype or text.dtype
         if self.residual_state is None:
             self.residual_state = self._derived_state()
         self.check_residual_state()
+        self._check_block_size()
 
     def __getattr__(self, name: str) -> Any:
         """What only the text config says, which the family's own head and loss ask for."""
@@ -69,7 +75,7 @@ class AttnResCausalLMConfig(PreTrainedConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "residual":
-            value = _residual_to_dict(value)
+            value = _residual_to_dict(_asked_of(self.text_config) if value is None else value)
         if self._is_of_the_text_config(name):
             setattr(self.text_config, name, value)
         else:
@@ -88,6 +94,18 @@ class AttnResCausalLMConfig(PreTrainedConfig):
                     f"residual={self.residual} over {self.n_sublayers} sublayers gives {derived}, "
                     f"but the model was made with {state}"
                 )
+
+    def _check_block_size(self) -> None:
+        """ValueError where a config of Kimi K3 asks for other blocks than `residual` has."""
+        asked = _asked_of(self.text_config)
+        if asked is None:
+            return
+        expected = asked.describe(self.n_sublayers)
+        if self.residual_state.get("layout") != expected["layout"]:
+            raise ValueError(
+                f"attn_res_block_size={asked.layers_per_block} (in layers) asks for "
+                f"residual={format_residual(asked)!r}, not for {self.residual}"
+            )
 
     def _derived_state(self) -> dict[str, Any]:
         n_layers = self.residual.get("layers_per_block")
@@ -122,6 +140,14 @@ class AttnResCausalLMConfig(PreTrainedConfig):
 def _check_text_config(text_config: Any) -> None:
     if not isinstance(text_config, PreTrainedConfig | dict | None):
         raise ValueError(f"text_config is a config, for example LlamaConfig(), got {text_config!r}")
+
+
+def _asked_of(text_config: Any) -> AttnResConfig | None:
+    """The residual that a config asks for by the key of Kimi K3; see `residual_from_named`."""
+    size = getattr(text_config, "attn_res_block_size", None)
+    if size is None:
+        return None
+    return AttnResConfig(layers_per_block=size, eps=text_config.rms_norm_eps)
 
 
 def _residual_to_dict(residual: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from attnres.models import kimi_linear
 from attnres.models.sublayers import Attention, Branch, Family, Parallel
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -35,7 +36,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": PRE_NORM,
     "mixtral": PRE_NORM,
     "deepseek_v3": LATENT,
-    "kimi_linear": LATENT,
+    "kimi_linear": replace(
+        LATENT, check_config=kimi_linear.check_config, prepare=kimi_linear.prepare
+    ),
     "gemma2": SANDWICH,
     "gemma3_text": SANDWICH,
     "gpt2": Family(

@@ -9,32 +9,23 @@ three times as wide, and each of its projections takes its own.
 """
 
 import inspect
-from functools import cache
 from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnres.models.families import family_of
+from attnres.models.front import Front, in_front
 from attnres.models.part import WHOLE, Leaving
 from attnres.models.sublayers import Attention, Family, Sublayer
 from attnres.models.taps import Tapped, TappedState
 from attnres.residual import Residual
 
 
-class Front(nn.Module):
-    """Put before a module's own class; pickle makes the joint class again from the two."""
-
-    is_joint = False  # whether a class was made by `in_front`
-    residual_of: tuple[Residual]  # in a tuple, since the causal LM owns it, not this module
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _new_in_front, type(self).__bases__, self.__dict__
-
-
 class DepthLayer(Front):
     """Put before a decoder layer's own class: it carries the residual state instead of a tensor."""
 
+    residual_of: tuple[Residual]  # in a tuple, since the causal LM owns it, not this module
     sublayers: tuple[Sublayer, ...]
     first_depth: int
     argument_names: tuple[str, ...]  # of the layer's own forward, after the hidden state
@@ -66,6 +57,8 @@ class DepthLayer(Front):
 
 class FinishingNorm(Front):
     """Put before the final norm's own class: the output read comes first."""
+
+    residual_of: tuple[Residual]  # in a tuple, since the causal LM owns it, not this module
 
     def forward(self, state: Any) -> Tensor:
         (residual,) = self.residual_of
@@ -107,6 +100,8 @@ class WayProjection(Front):
 def join_by(residual: Residual, model: PreTrainedModel) -> None:
     """Let `residual` join the sublayers of a base model (without a head), in place of another."""
     family = family_of(model.config)
+    if family.prepare is not None:
+        family.prepare(model, model.config)
     attentions = _attentions_with_ways(residual, model, family)
     layers = cast(nn.ModuleList, getattr(model, family.layers))
     for i, layer in enumerate(layers):
@@ -157,21 +152,3 @@ def _let_ways_in(attention: Any, projections: tuple[str, ...], dim: int) -> None
     attention.projections, attention.dim = projections, dim
     for name in projections:
         setattr(attention, name, getattr(attention, name))
-
-
-@cache
-def in_front(front: type, own: type) -> Any:
-    """One class for all layers: FSDP and accelerate choose layers by their class.
-
-    Its module is that of `own`, whose source transformers reads to see what a model supports. A
-    whole model has the name of `front`, which its config saves.
-    """
-    joint = f"{front.__name__}{own.__name__}"
-    name = front.__name__ if issubclass(front, PreTrainedModel) else joint
-    source = {"__module__": own.__module__, "__qualname__": joint}
-    return type(name, (front, own), {**source, "is_joint": True})
-
-
-def _new_in_front(front: type, own: type) -> Any:
-    """An empty module, as pickle fills it."""
-    return nn.Module.__new__(in_front(front, own))

@@ -14,6 +14,7 @@ from attnres.models.families import family_of
 from attnres.residual import ResidualConfig
 
 N_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # as families call it
+EXPERTS = ".experts."  # in the name of a parameter of routed ones
 
 
 def read_sizes(path: str | Path) -> tuple[Sizes, ResidualConfig | None]:
@@ -22,14 +23,20 @@ def read_sizes(path: str | Path) -> tuple[Sizes, ResidualConfig | None]:
     Raises:
         ValueError: no config there, or of a family without an adapter.
     """
+    text, residual = read_config_of(path)
+    return sizes_of(text), residual
+
+
+def read_config_of(path: str | Path) -> tuple[Any, ResidualConfig | None]:
+    """The transformers config itself; as `read_sizes`."""
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"no config of a transformers model in {path}")
     config: Any = AutoConfig.from_pretrained(file)
     if isinstance(config, AttnResCausalLMConfig):
-        return sizes_of(config.text_config), config.residual_config
-    return sizes_of(config), None
+        return config.text_config, config.residual_config
+    return config, None
 
 
 def sizes_of(config: Any) -> Sizes:
@@ -45,7 +52,17 @@ def sizes_of(config: Any) -> Sizes:
         n_active_weights=_active_weights(model, config),
         score_width=_score_width(config),
         windows=_windows(config),
+        **_experts(model, config),
     )
+
+
+def _experts(model: Any, config: Any) -> dict[str, int]:
+    """Routed experts: their parameters, and how many a token is sent to over all layers."""
+    stacks = {name: p for name, p in model.named_parameters() if EXPERTS in name}
+    layers = {name.split(EXPERTS)[0] for name in stacks}
+    n_chosen = getattr(config, "num_experts_per_tok", None) or 0
+    n_params = sum(parameter.numel() for parameter in stacks.values())
+    return {"n_expert_params": n_params, "n_routes": n_chosen * len(layers)}
 
 
 def _active_weights(model: Any, config: Any) -> int:
@@ -57,7 +74,7 @@ def _active_weights(model: Any, config: Any) -> int:
     total = 0.0
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and id(parameter) not in looked_up:
-            share = n_chosen / n_experts if ".experts." in name else 1
+            share = n_chosen / n_experts if EXPERTS in name else 1
             total += share * parameter.numel()
     return round(total)
 

@@ -9,7 +9,7 @@ Where query, key and value each have a mix, all three go through the norm and th
 through the attention, whose projections take their own (`attnres.models.joined`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,8 @@ class Family:
     final_norm: str = "norm"  # in the base model
     eps: str | None = "variance_epsilon"  # of the norms that read the stream; None if it is fixed
     former_names: tuple[tuple[str, str], ...] = ()  # of weights, as a pattern, and the present ones
+    check_config: Callable[[Any], None] | None = None  # ValueError for one that it cannot be
+    prepare: Callable[[nn.Module, Any], None] | None = None  # of a base model, by its config
 
     @property
     def scale_free(self) -> bool:

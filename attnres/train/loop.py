@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from attnres.train import data, optim
 from attnres.train.engine import Engine, build_engine, peak_memory_bytes
+from attnres.train.moe import ExpertBalance
 from attnres.train.recipe import Recipe
 from attnres.train.run_folder import Metrics, RunFolder
 
@@ -38,6 +39,7 @@ class Run(NamedTuple):
     batches: Batches
     engine: Engine
     optimizers: Sequence[Optimizer]
+    balance: ExpertBalance
 
 
 def train(
@@ -88,6 +90,7 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
         Batches(train_RT, held_out_RT[::stride], bytes_per_token, data.fingerprint(tokens)),
         engine,
         optim.build_optimizers(engine.module, recipe.optim),
+        ExpertBalance(engine.module, recipe.optim.expert_bias_rate),
     )
 
 
@@ -192,7 +195,7 @@ def _step(run: Run, step: int) -> dict[str, float]:
     for optimizer in run.optimizers:
         optimizer.step()
         optimizer.zero_grad()
-    return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
+    return {"loss": loss, "grad_norm": grad_norm, "lr": lr, **run.balance.step()}
 
 
 def validate(run: Run) -> dict[str, float]:

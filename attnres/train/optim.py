@@ -32,6 +32,8 @@ class OptimConfig:
             alike; implementations that know no depth parameters decay them as any other.
         depth_lr_scale: multiplies the learning rate of all that a residual method learns, over the
             share that the method itself takes; a method is tuned by it.
+        expert_bias_rate: step of the bias by which a router's experts are used alike, where a
+            family has one (`attnres.train.moe`).
     """
 
     optimizer: OptimizerName = "adamw"
@@ -48,6 +50,7 @@ class OptimConfig:
     muon_momentum: float = 0.95
     depth_weight_decay: float = 0.0
     depth_lr_scale: float = 1.0
+    expert_bias_rate: float = 1e-3
 
     def __post_init__(self):
         for name, allowed in {"optimizer": OptimizerName, "schedule": Schedule}.items():
@@ -56,7 +59,8 @@ class OptimConfig:
         for name in ("lr", "eps", "depth_lr_scale"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not positive and finite")
-        for name in ("weight_decay", "depth_weight_decay", "clip_norm", "warmup_steps"):
+        for name in ("weight_decay", "depth_weight_decay", "clip_norm", "warmup_steps",
+                     "expert_bias_rate"):  # fmt: skip
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not finite and at least 0")
         for name in ("beta1", "beta2", "muon_momentum"):

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose sizes are those of a recipe
+ROTARY = ("llama", "mistral", "qwen2", "qwen3")
+ON_DISK = ("first_k_dense_replace",)  # settings that only a saved config has
+FAMILIES = (*ROTARY, "kimi_linear")  # whose sizes are those of a recipe
 
 
 def _check_counts(config: Any, *others: str) -> None:
@@ -31,7 +33,7 @@ def _check_counts(config: Any, *others: str) -> None:
 class ModelConfig:
     """A decoder of a transformers family and the residual that joins its sublayers."""
 
-    family: str = "llama"  # llama, mistral, qwen2 or qwen3
+    family: str = "llama"  # llama, mistral, qwen2, qwen3 or kimi_linear
     dim: int = 128  # width of the hidden state
     n_layers: int = 8  # of two sublayers each: attention and MLP
     n_heads: int = 4  # of attention
@@ -43,11 +45,14 @@ class ModelConfig:
     """standard, attn_res (Full), attn_res:n_blocks=8, attn_res:layers_per_block=2 or
     two_phase:n_blocks=8, the same model with finished blocks read once for many sublayers"""
 
+    others: dict[str, int | float] = field(default_factory=dict)
+    """further settings of the family's config in transformers, by its own names"""
+
     def __post_init__(self):
         _check_counts(self)
         if not 0 < self.init_std <= 1:
             raise ValueError(f"init_std must be above 0 and at most 1, got {self.init_std}")
-        if self.dim % (2 * self.n_heads):
+        if self.family in ROTARY and self.dim % (2 * self.n_heads):
             raise ValueError(
                 f"dim={self.dim} is not a multiple of 2 * n_heads={2 * self.n_heads}: rotary "
                 "embeddings need an even head_dim"
@@ -72,24 +77,28 @@ class ModelConfig:
 
         try:
             return AttnResCausalLMConfig(
-                text_config=self._text_config(vocab_size, seq_len),
+                text_config=self.text_config(vocab_size, seq_len),
                 residual=residual_to_json(self.residual),
             )
         except StrictDataclassError as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"transformers refuses the model: {reason}") from error
 
-    def _text_config(self, vocab_size: int, seq_len: int) -> "PreTrainedConfig":
+    def text_config(self, vocab_size: int, seq_len: int) -> "PreTrainedConfig":
+        """Of the model alone, without the residual; ValueError for another family."""
         from transformers import AutoConfig
 
         if self.family not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise ValueError(f"a recipe has no sizes for {self.family!r}; it has for: {known}")
+        plain = AutoConfig.for_model(self.family)  # transformers itself keeps any keyword
+        for name in self.others:
+            if not hasattr(plain, name) and name not in ON_DISK:
+                raise ValueError(f"others: a {self.family} config has no {name!r}")
         return AutoConfig.for_model(
             self.family,
             vocab_size=vocab_size,
             hidden_size=self.dim,
-            head_dim=self.dim // self.n_heads,
             num_hidden_layers=self.n_layers,
             num_attention_heads=self.n_heads,
             num_key_value_heads=self.n_kv_heads,
@@ -99,7 +108,20 @@ class ModelConfig:
             tie_word_embeddings=self.tie_embeddings,
             bos_token_id=None,
             eos_token_id=None,
+            **self._of_the_family(),
         )
+
+    def _of_the_family(self) -> dict[str, Any]:
+        if self.family in ROTARY:
+            return {"head_dim": self.dim // self.n_heads, **self.others}
+        from attnres.models.kimi_linear import layer_types
+
+        return {
+            "layer_types": layer_types(self.n_layers),
+            "linear_num_heads": self.n_heads,
+            "pad_token_id": None,
+            **self.others,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from attnres.residual import AttnResConfig, StandardConfig
 from attnres.train.data import DataConfig
+from attnres.train.kimi import KIMI
 from attnres.train.optim import OptimConfig
 from attnres.train.recipe import ModelConfig, Recipe
 
@@ -59,4 +60,4 @@ def small() -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo, "small": small}
+RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo, "small": small, **KIMI}

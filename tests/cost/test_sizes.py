@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoConfig, LlamaConfig
 
 from attnres.cost import decoder_sizes
+from attnres.cost.kimi_k3 import kimi_k3_sizes
 from attnres.models.sizes import read_sizes, sizes_of
 from attnres.train.recipe import ModelConfig
 
@@ -85,3 +86,10 @@ def test_a_size_that_cannot_be_is_refused(name):
     sizes: Any = {"dim": 8, "n_layers": 1, "n_heads": 2, "mlp_dim": 8, "vocab_size": 9}
     with pytest.raises(ValueError, match=f"{name} must be a positive integer, got 0"):
         decoder_sizes(**sizes | {name: 0})
+
+
+def test_kimi_k3_has_its_published_size():
+    sizes = kimi_k3_sizes()
+    assert sizes.n_params / 1e12 == pytest.approx(2.78, abs=5e-3)
+    assert sizes.n_active_weights / 1e9 == pytest.approx(104.2, abs=0.05)
+    assert (sizes.n_sublayers, len(sizes.windows)) == (186, 24)

@@ -1,21 +1,15 @@
 """A tiny model of every family that has an adapter: three layers, 32 wide."""
 
-import sys
-from importlib import import_module
 from typing import Any
 
-import pytest
 import torch
 from tiny_models import RESIDUALS, randomise_readers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+from attnres.models.kimi_linear import choose_by_device
 
-if not torch.cuda.is_available():
-    # transformers takes the Triton kernels of fla wherever that is installed, GPU or not
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "fla", None)
-        import_module("transformers.models.kimi_linear.modeling_kimi_linear")
+choose_by_device()  # for plain models too, whichever is made first
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

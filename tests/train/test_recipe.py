@@ -6,7 +6,7 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from attnres.residual import AttnResConfig, StandardConfig
+from attnres.residual import AttnResConfig, StandardConfig, residual_to_json
 from attnres.train.data import DataConfig
 from attnres.train.optim import OptimConfig
 from attnres.train.recipe import ModelConfig, Recipe
@@ -99,13 +99,13 @@ def test_json_has_every_field_and_returns_as_it_was():
         data = recipe.to_json()
         assert json.loads(json.dumps(data)) == data
         assert set(data) == {field.name for field in fields(Recipe)}
-        assert data["model"]["residual"] == {"method": "standard"}
+        assert data["model"]["residual"] == residual_to_json(recipe.model.residual)
 
 
 OTHERS = {"family": "qwen3", "residual": AttnResConfig(n_blocks=2), "precision": "bfloat16",
           "tokenizer": "bytes", "optimizer": "muon", "schedule": "wsd", "n_kv_heads": 2,
           "n_heads": 8, "dim": 256, "vocab_size": 512, "validation_fraction": 0.1,
-          "clip_norm": 2.0}  # fmt: skip
+          "clip_norm": 2.0, "others": {"rms_norm_eps": 1e-3}}  # fmt: skip
 
 
 def other(name, value):

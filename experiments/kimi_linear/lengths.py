@@ -1,0 +1,75 @@
+"""Loss by place of the study's last models, over sequences longer than they were trained on.
+
+    python experiments/kimi_linear/lengths.py [--runs runs] [--length 1024] [--sequences 16]
+
+No setting of a model is changed: it has no positions. Writes lengths.csv: the mean loss of the
+places from one power of two to the next, nats a token, mean over seeds.
+"""
+
+import argparse
+import csv
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+from attnres.experiment.folder import load_study
+from attnres.experiment.runner import runs_folder
+from attnres.models import AttnResForCausalLM
+from attnres.train.data import load_data, pack
+
+HERE = Path(__file__).parent
+
+
+@torch.no_grad()
+def loss_by_place(model: AttnResForCausalLM, tokens_RT: Tensor) -> Tensor:
+    """Mean over sequences, nats, [T - 1]: place t predicts token t + 1."""
+    total_T = torch.zeros(tokens_RT.shape[1] - 1, dtype=torch.float64)
+    for tokens_BT in tokens_RT.long().split(2):
+        logits_BVT = model(input_ids=tokens_BT, use_cache=False).logits[:, :-1].transpose(1, 2)
+        each_BT = torch.nn.functional.cross_entropy(logits_BVT, tokens_BT[:, 1:], reduction="none")
+        total_T += each_BT.sum(0).double()
+    return total_T / len(tokens_RT)
+
+
+def bins(length: int, trained: int) -> list[tuple[int, int]]:
+    """[0, trained) in halves from the right end, then doubling to `length`."""
+    edges = [0, trained // 4, trained // 2, trained]
+    while edges[-1] < length:
+        edges.append(min(2 * edges[-1], length))
+    return list(pairwise(edges))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--quick", action="store_true", help="of the quick study")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    study = load_study(HERE, chosen.quick)
+    tokens_RT = pack(load_data(study.base.data).validation_tokens, chosen.length)
+    tokens_RT = tokens_RT[: chosen.sequences]
+    places = bins(chosen.length - 1, study.base.seq_len)
+    with (HERE / "lengths.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("arm", "n_seeds", "trained_on", "from_place", "to_place", "loss"))
+        for arm in study.arms:
+            folders = sorted(runs_folder(study, chosen.runs).glob(f"final-{arm}-lr*-seed*"))
+            found = [
+                loss_by_place(
+                    AttnResForCausalLM.from_pretrained(folder / "model").eval(), tokens_RT
+                )
+                for folder in folders
+                if (folder / "model").is_dir()
+            ]
+            for first, last in places:
+                loss = mean(losses_T[first:last].mean().item() for losses_T in found)
+                writer.writerow((arm, len(found), study.base.seq_len, first, last, f"{loss:.4f}"))
+
+
+if __name__ == "__main__":
+    main()
