@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnres.distributed.chunks import Chunk
 from attnres.distributed.ownership import chunks_of_buffers, chunks_of_parameters
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
-from attnres.models.joined import Front, in_front
+from attnres.models.front import Front, in_front
 from attnres.residual.reading import ReadsQuickly
 
 Keep = Callable[[int, nn.Parameter], bool]  # of a parameter, and how many were made before it

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from attnres.distributed.collectives import Group, reduce, split, spread
 from attnres.distributed.sequence import Outputs, SequenceSharded
 from attnres.models.families import family_of
-from attnres.models.joined import Front, in_front, join_by
+from attnres.models.front import Front, in_front
+from attnres.models.joined import join_by
 
 
 def shard_sequence(

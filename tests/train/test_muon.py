@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -6,7 +8,7 @@ from attnres.train import muon
 from attnres.train.muon import Muon, orthogonal
 from tests.error_budget import assert_as_good_as
 
-SETTINGS = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.3}
+SETTINGS: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.3}
 
 
 def steps(weight, build, dtype=torch.float32, n_steps=3):
