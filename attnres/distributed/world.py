@@ -83,9 +83,8 @@ def check_n_ranks(n_stages: int) -> None:
 
 def check_alike(facts: dict[str, Any]) -> None:
     """ValueError, on every rank the same, where a rank has another value than rank 0."""
-    for other, theirs in enumerate(_gathered(facts)):
-        if other == 0:
-            first = theirs
+    first, *others = gathered(facts)
+    for other, theirs in enumerate(others, 1):
         for name in dict.fromkeys((*first, *theirs)):
             if first.get(name) != theirs.get(name):
                 raise ValueError(
@@ -97,7 +96,7 @@ def check_alike(facts: dict[str, Any]) -> None:
 def together(make: Callable[[], Value]) -> Value:
     """What `make` returns here, once it has on every rank; else the first rank's error on all."""
     value, error = _attempt(make)
-    failures = [(i, each) for i, each in enumerate(_gathered(error)) if each is not None]
+    failures = [(i, each) for i, each in enumerate(gathered(error)) if each is not None]
     if not failures:
         return value  # type: ignore[return-value]
     if error is not None and n_ranks() == 1:
@@ -111,7 +110,7 @@ def together(make: Callable[[], Value]) -> Value:
 def from_first(make: Callable[[], Value]) -> Value:
     """What `make` returns on rank 0, on every rank; its error is raised on every rank."""
     value, error = _attempt(make) if rank() == 0 else (None, None)
-    value, error = _gathered((value, error))[0]
+    value, error = gathered((value, error))[0]
     if error is not None:
         raise error
     return value  # type: ignore[return-value]
@@ -132,7 +131,7 @@ def _attempt(make: Callable[[], Value]) -> tuple[Value | None, Exception | None]
         return None, error
 
 
-def _gathered(value: Value) -> list[Value]:
+def gathered(value: Value) -> list[Value]:
     """Of every rank, in order."""
     if n_ranks() == 1:
         return [value]
