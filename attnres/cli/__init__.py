@@ -14,6 +14,7 @@ from attnres.cli.experiments import experiment
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
+from attnres.cli.ranks import fail_if_lost, fail_once
 from attnres.cli.reports import report
 from attnres.cli.training import demo, train
 from attnres.quiet import silence_imports
@@ -50,7 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         COMMANDS[name](arguments[1:])
     except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
+        fail_once(str(error))
+    except RuntimeError as error:
+        fail_if_lost(error)
+        raise
     except ModuleNotFoundError as error:
         fail(f"{error}: pip install 'attention-residuals[train,report]'")
     except KeyboardInterrupt:
