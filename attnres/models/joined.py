@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnres.models.families import family_of
+from attnres.models.part import WHOLE, Leaving
 from attnres.models.sublayers import Attention, Family, Sublayer
 from attnres.models.taps import Tapped, TappedState
 from attnres.residual import Residual
@@ -38,6 +39,12 @@ class DepthLayer(Front):
     first_depth: int
     argument_names: tuple[str, ...]  # of the layer's own forward, after the hidden state
 
+    def __call__(self, state: Any, *arguments: Any, **context: Any) -> Any:
+        part = context.get("part")
+        if part is not None and not part.meets(self.first_depth, len(self.sublayers)):
+            return state  # without its hooks: FSDP would gather weights that nothing reads
+        return super().__call__(state, *arguments, **context)
+
     def forward(self, state: Any, *arguments: Any, **context: Any) -> Any:
         context.update(zip(self.argument_names, arguments, strict=False))
         if context.pop("output_hidden_states", False):
@@ -46,12 +53,15 @@ class DepthLayer(Front):
         taps = context.pop("taps", None)
         if taps is not None:
             residual = Tapped(residual, taps)
-        if self.first_depth == 0:
-            state = residual.start(state)
+        part = context.pop("part", None) or WHOLE
         for depth, sublayer in enumerate(self.sublayers, self.first_depth):
+            if not part.start <= depth < part.stop:
+                continue
+            if depth == part.start:
+                state = residual.start(state) if depth == 0 else part.state
             mix, state = residual.read(state, depth)
             state = residual.write(state, depth, sublayer(self, mix, context))
-        return state
+        return part.left_with(state, self.first_depth + len(self.sublayers))
 
 
 class FinishingNorm(Front):
@@ -59,6 +69,8 @@ class FinishingNorm(Front):
 
     def forward(self, state: Any) -> Tensor:
         (residual,) = self.residual_of
+        if isinstance(state, Leaving):
+            return state.leave()
         if isinstance(state, TappedState):
             residual = Tapped(residual, state.asked_for)
         return super().forward(residual.finish(state))

@@ -6,6 +6,7 @@ then goes on from its mix to what has been written since (phase 2; arXiv:2603.15
 Parameters, their names and the function are those of `AttnRes`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, NamedTuple, cast
@@ -73,9 +74,17 @@ class TwoPhase(AttendsOverDepth[TwoPhaseState]):
         share_gradients: bool = True,
     ):
         super().__init__(dim, layout, eps, impl, share_gradients)
+        self.readers_per_group = readers_per_group
         self.groups = groups(layout, readers_per_group)
         self.eps = eps
         self.impl = impl
+
+    def cut_at(self, depths: Iterable[int]) -> None:
+        """Let a group begin at each of these depths, so that none asks across them.
+
+        A pipeline that is cut there has the later readers elsewhere, and sends no mixes.
+        """
+        self.groups = groups(self.layout, self.readers_per_group, depths)
 
     def start(self, embed_BTD: Tensor) -> TwoPhaseState:
         return TwoPhaseState(blocks=(self.as_source(embed_BTD),))
@@ -126,10 +135,15 @@ class TwoPhase(AttendsOverDepth[TwoPhaseState]):
         return state._replace(mixes=mixes, lses=lses)
 
 
-def groups(layout: BlockLayout, readers_per_group: int | None = None) -> tuple[Group, ...]:
-    """The group of each reader, by depth; the output read belongs to the last."""
+def groups(
+    layout: BlockLayout, readers_per_group: int | None = None, cuts: Iterable[int] = ()
+) -> tuple[Group, ...]:
+    """The group of each reader, by depth; the output read belongs to the last.
+
+    At each of the depths `cuts` a group begins, wherever others do.
+    """
     found: list[Group] = []
-    starts = _first_readers(layout, readers_per_group)
+    starts = sorted({*_first_readers(layout, readers_per_group), *cuts})
     for first, following in zip(starts, [*starts[1:], layout.n_sublayers + 1], strict=True):
         n_readers = following - first
         n_finished = 1 + sum(end < first for end in layout.ends)

@@ -1,0 +1,342 @@
+"""A pipeline that runs: a plan under the runners of `torch.distributed.pipelining`.
+
+    plan = plan_for(config, n_stages=4, n_virtual=2)
+    pipeline = Pipeline(config, plan, schedule="interleaved", n_microbatches=8, seq_len=256)
+    optimizer = torch.optim.AdamW(pipeline.module.parameters())
+    loss = pipeline.backward(tokens_BT)  # 8 x 256, the same on every rank
+    pipeline.clip_grad_norm_(1.0)
+    optimizer.step()
+
+Each rank has the parameters of its chunks alone. Loss and gradients are those of one process.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from attnres.distributed.agreement import Notice, check_alike
+from attnres.distributed.carried import carried, has_blocks
+from attnres.distributed.partial_model import Partial, load_weights
+from attnres.distributed.plan import Keep, PipelinePlan, plan_pipeline
+from attnres.distributed.schedules import ONE_CHUNK
+from attnres.distributed.schedules import schedule as order_of
+from attnres.distributed.shared_gradients import SharedGradients
+from attnres.distributed.stage import OnRank, Stage, TorchStage
+from attnres.layout import BlockLayout, check_count
+from attnres.models import AttnResCausalLMConfig
+
+RUNNERS: dict[str, Any] = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "looped": pipelining.ScheduleLoopedBFS,
+}
+NO_TOKEN = -100  # a label that losses leave out
+
+
+class Bytes(NamedTuple):
+    """Sent by one rank."""
+
+    forward: int
+    backward: int
+
+
+def plan_for(
+    config: AttnResCausalLMConfig,
+    n_stages: int,
+    n_virtual: int = 1,
+    cuts: Sequence[int] | None = None,
+    keep: Keep = "all",
+) -> PipelinePlan:
+    """The plan of a model; arguments and errors as of `plan_pipeline`.
+
+    A method without blocks, or that forgets some, sends its whole state at each hop, and keeps
+    nothing: of its plan only the cuts count.
+    """
+    return plan_pipeline(_layout(config), n_stages, n_virtual, cuts, keep)
+
+
+class Pipeline:
+    """This rank's part of a pipeline; every call is made by all ranks, with the same arguments.
+
+    Args:
+        config: of the model.
+        plan: of `plan_for`; stage r is rank r of the group.
+        schedule: "gpipe", "1f1b", "interleaved" or "looped".
+        n_microbatches: of one pass.
+        batch_size, seq_len: sequences in a micro-batch, and tokens in a sequence.
+        group: of the ranks; None is all.
+        device, dtype: of the parameters; None are the CPU and what fresh weights have.
+        autocast: dtype of automatic mixed precision in every forward; None is none.
+        weights: a folder that `save_pretrained` wrote, of which a rank reads what it holds; None
+            draws fresh weights from torch's generator, those that one process would draw.
+
+    Raises:
+        ValueError: before any rank waits for another: a group of another size, a plan of another
+            model, micro-batches that the schedule cannot run, a loss that no stage can tell alone,
+            weights that do not fit; after that: arguments that differ between ranks.
+    """
+
+    def __init__(
+        self,
+        config: AttnResCausalLMConfig,
+        plan: PipelinePlan,
+        *,
+        schedule: str = "1f1b",
+        n_microbatches: int,
+        batch_size: int = 1,
+        seq_len: int,
+        group: Any = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        autocast: torch.dtype | None = None,
+        weights: str | Path | None = None,
+    ):
+        _check(config, plan, schedule, n_microbatches, (batch_size, seq_len), group)
+        self.plan, self.n_microbatches = plan, n_microbatches
+        self.shape_BT = batch_size, seq_len
+        self.group: Any = group or dist.group.WORLD
+        self.rank, self.device = dist.get_rank(self.group), torch.device(device)
+        given = {
+            "config": config.to_dict(),
+            "plan": [plan.layout.sizes, [c.start for c in plan.chunks], plan.n_virtual, plan.keep],
+            "schedule": schedule,
+            "n_microbatches": n_microbatches,
+            "batch_size and seq_len": self.shape_BT,
+            "dtype and autocast": [dtype, autocast],
+            "weights": weights,
+            "state of torch's generator": torch.get_rng_state().tolist(),
+        }
+        check_alike(self.group, given)
+        self._notice = Notice(self.group, self.device)
+        self._partial = Partial(config, plan.chunks, self.rank)
+        self.module = self._partial.model
+        if weights is not None:
+            load_weights(self._partial, Path(weights))
+        _move(self.module, self.device, dtype)
+        self._shared = SharedGradients(self.module, self._partial.shared(self.rank), self.group)
+        self._on_rank = OnRank(
+            self.module,
+            plan,
+            carried(config, plan, self.shape_BT, dtype or torch.get_default_dtype()),
+        )
+        if autocast is not None:
+            self._on_rank.precision = partial(torch.autocast, self.device.type, autocast)
+        own = [chunk.index for chunk in plan.chunks if chunk.rank == self.rank]
+        self._stages = [
+            TorchStage(Stage(self._on_rank, index), self.device, self.group) for index in own
+        ]
+        self._schedule = RUNNERS[schedule](
+            self._stages[0] if schedule in ONE_CHUNK else self._stages,
+            n_microbatches,
+            loss_fn=_as_it_is,
+            scale_grads=False,
+        )
+
+    def backward(self, tokens_BT: Tensor, n_accumulations: int = 1) -> float:
+        """Add the gradients of the mean loss over all micro-batches; that loss, in nats a token.
+
+        Args:
+            tokens_BT: the sequences of all micro-batches, in order.
+            n_accumulations: passes of which the gradient is the mean; this is one of them.
+
+        Raises:
+            ValueError: tokens of another shape.
+            PipelineError: a rank has failed, which it names.
+        """
+        n_sequences = self.n_microbatches * self.shape_BT[0]
+        if tokens_BT.shape != (n_sequences, self.shape_BT[1]):
+            raise ValueError(
+                f"{self.n_microbatches} micro-batches of {self.shape_BT[0]} sequences of "
+                f"{self.shape_BT[1]} tokens are one tensor of shape "
+                f"{[n_sequences, self.shape_BT[1]]}, got {list(tokens_BT.shape)}"
+            )
+        check_count("n_accumulations", n_accumulations)
+        return self._guarded(lambda: self._backward(tokens_BT, n_accumulations))
+
+    def loss(self, tokens_BT: Tensor) -> float:
+        """The mean loss of any number of sequences in evaluation mode, in nats a token.
+
+        They go through the same stages, a step's number at a time; what lacks is made up for by
+        sequences that do not count.
+        """
+        if tokens_BT.dim() != 2 or tokens_BT.shape[1] != self.shape_BT[1] or not len(tokens_BT):
+            raise ValueError(
+                f"sequences of {self.shape_BT[1]} tokens are needed, got {list(tokens_BT.shape)}"
+            )
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                return self._guarded(lambda: self._loss(tokens_BT))
+        finally:
+            self.module.train(was_training)
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """The norm of the gradient over all ranks, each parameter once; longer ones are scaled.
+
+        To `max_norm`, as `torch.nn.utils.clip_grad_norm_` does.
+        """
+        ranks_of = self._partial.ranks_of
+        counted = [
+            parameter.grad
+            for name, parameter in self.module.named_parameters()
+            if parameter.grad is not None and ranks_of[name][0] == self.rank
+        ]
+        own = _whole(get_total_norm(counted)).to(self.device)
+        square = own.double().square()
+        dist.all_reduce(square, group=self.group)
+        norm = square.sqrt().to(own.dtype)
+        clip_grads_with_norm_(self.module.parameters(), max_norm, norm)
+        return norm.item()
+
+    @property
+    def sent_bytes(self) -> Bytes:
+        """What this rank has sent since it was built: of states and of their gradients."""
+        return Bytes(
+            sum(stage.sent_forward_bytes for stage in self._stages),
+            sum(stage.sent_backward_bytes for stage in self._stages),
+        )
+
+    @property
+    def planned_bytes(self) -> Bytes:
+        """What this rank sends in one `backward`, by the plan; `loss` sends no gradients."""
+        by_hop = [each.n_bytes * self.n_microbatches for each in self._on_rank.carried]
+        chunks = self.plan.chunks
+        ahead = sum(
+            n
+            for n, hop in zip(by_hop, self.plan.hops, strict=True)
+            if chunks[hop.sender].rank == self.rank
+        )
+        back = sum(
+            n
+            for n, hop in zip(by_hop, self.plan.hops, strict=True)
+            if chunks[hop.receiver].rank == self.rank
+        )
+        return Bytes(ahead, back)
+
+    @property
+    def n_kept(self) -> int:
+        """Sources that are kept now; none between calls."""
+        return len(self._on_rank.kept)
+
+    def _backward(self, tokens_BT: Tensor, n_accumulations: int) -> float:
+        self._shared.set_aside()
+        self._on_rank.loss_divisor = self.n_microbatches * n_accumulations
+        losses = self._pass(tokens_BT, tokens_BT)
+        self._shared.add_up()
+        return self._from_last(sum(losses) * n_accumulations)
+
+    def _loss(self, tokens_BT: Tensor) -> float:
+        self._on_rank.loss_divisor = 1
+        n_sequences, total = self.n_microbatches * self.shape_BT[0], 0.0
+        for part_BT in tokens_BT.split(n_sequences):
+            n_lacking = n_sequences - len(part_BT)
+            filled_BT = torch.cat([part_BT, part_BT[:1].expand(n_lacking, -1)])
+            labels_BT = filled_BT.clone()
+            labels_BT[len(part_BT) :] = NO_TOKEN
+            counts = [
+                min(max(len(part_BT) - i, 0), self.shape_BT[0])
+                for i in range(0, n_sequences, self.shape_BT[0])
+            ]
+            losses = self._pass(filled_BT, labels_BT)
+            total += sum(n * loss for n, loss in zip(counts, losses, strict=False) if n)
+        return self._from_last(total / len(tokens_BT))
+
+    def _pass(self, tokens_BT: Tensor, labels_BT: Tensor) -> list[float]:
+        """One pass of the schedule; the loss of each micro-batch on the last rank."""
+        on_rank = self._on_rank
+        on_rank.microbatches = tokens_BT.to(self.device).long().split(self.shape_BT[0])
+        on_rank.labels = labels_BT.to(self.device).long().split(self.shape_BT[0])
+        losses: list[Tensor] = []
+        last = (
+            {"target": tokens_BT, "losses": losses} if self.rank + 1 == self.plan.n_stages else {}
+        )
+        run = self._schedule.step if torch.is_grad_enabled() else self._schedule.eval
+        run(return_outputs=False, **last)
+        self._forget()
+        return [loss.item() for loss in losses]
+
+    def _guarded(self, run: Callable[[], float]) -> float:
+        try:
+            return run()
+        except Exception as error:
+            self._forget()
+            self._notice.end(error, self._on_rank.doing)
+
+    def _forget(self) -> None:
+        self._on_rank.forget()
+        for stage in self._stages:
+            stage.clear_runtime_states()
+
+    def _from_last(self, value: float) -> float:
+        found = torch.tensor(value, dtype=torch.float64, device=self.device)
+        last = dist.get_global_rank(self.group, self.plan.n_stages - 1)
+        dist.broadcast(found, src=last, group=self.group)
+        return found.item()
+
+
+def _as_it_is(loss: Tensor, target: Tensor) -> Tensor:
+    """The last stage gives its loss itself."""
+    return loss
+
+
+def _layout(config: AttnResCausalLMConfig) -> BlockLayout:
+    """Of its blocks, where it has some that go by a plan."""
+    with torch.device("meta"):
+        dim = config.text_config.hidden_size
+        residual: Any = config.residual_config.build(dim, config.n_sublayers)
+    return residual.layout if has_blocks(residual) else BlockLayout.full(config.n_sublayers)
+
+
+def _check(
+    config: AttnResCausalLMConfig,
+    plan: PipelinePlan,
+    schedule: str,
+    n_microbatches: int,
+    shape_BT: tuple[int, int],
+    group: Any,
+) -> None:
+    """ValueError for what can be seen on one rank."""
+    for name, value in zip(("batch_size", "seq_len"), shape_BT, strict=True):
+        check_count(name, value)
+    order_of(schedule, plan.n_stages, plan.n_virtual, n_microbatches)
+    if plan.n_stages < 2:
+        raise ValueError("a pipeline has two stages at least; one process needs none")
+    if plan.layout != _layout(config):
+        raise ValueError(
+            f"the plan is of blocks of {list(plan.layout.sizes)} sublayers, the model has "
+            f"{list(_layout(config).sizes)}"
+        )
+    if getattr(config.text_config, "output_router_logits", False):
+        raise ValueError(
+            "output_router_logits=True adds a loss that is no sum over layers, so no stage can "
+            "tell its part of it"
+        )
+    if not dist.is_initialized():
+        raise ValueError("a pipeline needs torch.distributed: call init_process_group, or torchrun")
+    if dist.get_world_size(group) != plan.n_stages:
+        raise ValueError(
+            f"a pipeline of {plan.n_stages} stages needs a group of as many ranks, got "
+            f"{dist.get_world_size(group)}"
+        )
+
+
+def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Parameters and buffers to the device; only parameters change their dtype."""
+    nn.Module.to(module, device)
+    if dtype is not None:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(dtype)
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,0 +1,149 @@
+"""A pipeline's steps beside those of one process, on every rank of a group."""
+
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from tiny_models import text_config
+from torch import Tensor, nn
+
+from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+from attnres.train.optim import OptimConfig, build_optimizers
+
+N_STEPS, N_ACCUMULATIONS, N_MICROBATCHES, SEQ_LEN = 3, 2, 4, 7
+BLOCKS = "attn_res:sublayers_per_block=4"  # 10 sublayers in blocks of 4, 4 and 2
+OPTIM = OptimConfig(lr=1e-2)
+
+
+@dataclass(frozen=True)
+class Case:
+    schedule: str = "interleaved"
+    cuts: tuple[int, ...] = (3, 5, 7)  # each inside a block, and inside a layer
+    n_virtual: int = 2
+    keep: Any = "all"
+    residual: str = BLOCKS
+    checkpointed: bool = False
+    tied: bool = True
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def n_stages(self) -> int:
+        return (len(self.cuts) + 1) // self.n_virtual
+
+
+@dataclass
+class Step:
+    loss: float
+    norm: float
+    gradients: dict[str, Tensor]
+
+
+@dataclass
+class Run:
+    """What a rank found; `expected` is what one process finds."""
+
+    case: Case
+    steps: list[Step]
+    expected: list[Step]
+    sent: tuple[int, int]
+    planned: tuple[int, int]  # of one pass
+    n_kept: list[int]  # after each call
+    losses: tuple[float, float]  # of a validation, and of one in one process
+
+
+def config(case: Case) -> AttnResCausalLMConfig:
+    text = text_config(num_hidden_layers=5, tie_word_embeddings=case.tied)
+    return AttnResCausalLMConfig(text_config=text, residual=case.residual)
+
+
+def train(module: nn.Module) -> None:
+    """Away from zero queries, each parameter by its name, and into training mode."""
+    for name, parameter in module.named_parameters():
+        if name.startswith("residual."):
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    module.train()
+
+
+def tokens(n_sequences: int = N_STEPS * N_ACCUMULATIONS * N_MICROBATCHES) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(3, 97, (n_sequences, SEQ_LEN), generator=generator)
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    found = module.named_parameters()
+    return {name: p.grad.clone() for name, p in found if p.grad is not None}
+
+
+@cache
+def one_process(residual: str, tied: bool, dtype: torch.dtype) -> tuple[list[Step], float]:
+    """Its steps, and the loss of five sequences at the end."""
+    torch.manual_seed(0)
+    model: Any = AttnResForCausalLM(config(Case(residual=residual, tied=tied)))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    train(model)
+    optimizers, steps = build_optimizers(model, OPTIM), []
+
+    def loss_of(tokens_BT: Tensor) -> Tensor:
+        return model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+
+    for tokens_BT in tokens().chunk(N_STEPS):
+        total = 0.0
+        for sequence_BT in tokens_BT.split(1):
+            loss = loss_of(sequence_BT) / (N_MICROBATCHES * N_ACCUMULATIONS)
+            loss.backward()
+            total += loss.item()
+        found = gradients(model)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        steps.append(Step(total, norm, found))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    with torch.no_grad():
+        loss = sum(loss_of(x_BT).item() for x_BT in tokens(5).split(1)) / 5
+    return steps, loss
+
+
+def run_case(case: Case) -> Run:
+    from attnres.distributed import Pipeline, plan_for
+
+    made = config(case)
+    plan = plan_for(made, case.n_stages, case.n_virtual, case.cuts, case.keep)
+    torch.manual_seed(0)
+    pipeline = Pipeline(
+        made,
+        plan,
+        schedule=case.schedule,
+        n_microbatches=N_MICROBATCHES,
+        seq_len=SEQ_LEN,
+        dtype=case.dtype,
+    )
+    train(pipeline.module)
+    if case.checkpointed:
+        pipeline.module.activation_checkpointing_enable()
+    optimizers, steps, n_kept = build_optimizers(pipeline.module, OPTIM), [], []
+    for tokens_BT in tokens().chunk(N_STEPS):
+        losses = [
+            pipeline.backward(part_BT, N_ACCUMULATIONS)
+            for part_BT in tokens_BT.chunk(N_ACCUMULATIONS)
+        ]
+        n_kept.append(pipeline.n_kept)
+        found = gradients(pipeline.module)
+        norm = pipeline.clip_grad_norm_(1.0)
+        steps.append(Step(sum(losses) / N_ACCUMULATIONS, norm, found))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    sent = pipeline.sent_bytes
+    loss = pipeline.loss(tokens(5))
+    n_kept.append(pipeline.n_kept)
+    assert pipeline.module.training
+    expected, expected_loss = one_process(case.residual, case.tied, case.dtype)
+    return Run(case, steps, expected, sent, pipeline.planned_bytes, n_kept, (loss, expected_loss))
+
+
+def run_cases(rank: int, cases: list[Case]) -> list[Run]:
+    return [run_case(case) for case in cases]
