@@ -30,6 +30,10 @@ def fail_once(message: str) -> NoReturn:
 
 def fail_if_lost(error: RuntimeError) -> None:
     """End where the error is that another process is gone or silent; else return."""
+    from attnres.distributed import PipelineError
+
+    if isinstance(error, PipelineError):
+        fail_once(str(error))
     if is_one_of_many() and any(word in str(error) for word in LOST):
         if _was_said("lost"):
             raise SystemExit(2)

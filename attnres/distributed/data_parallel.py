@@ -7,9 +7,11 @@ method, whose parameters are read inside every layer: they are gathered once, in
 before the first layer, and kept until the backward has ended.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -56,6 +58,19 @@ def replicate(model: nn.Module, mesh: DeviceMesh) -> DistributedDataParallel:
 def own_rows(batch_BT: Tensor, mesh: DeviceMesh) -> Tensor:
     """The rows of this rank: as many on each where they divide, else at most one more."""
     return batch_BT.tensor_split(mesh.size())[mesh.get_local_rank()]
+
+
+def average_(gradients: Sequence[Tensor], mesh: DeviceMesh) -> None:
+    """Replace gradients, of one device, by their means over a mesh of one dimension.
+
+    Those of one dtype are one collective.
+    """
+    for dtype in dict.fromkeys(each.dtype for each in gradients):
+        own = [each for each in gradients if each.dtype == dtype]
+        flat = torch.cat([each.flatten() for each in own])
+        dist.all_reduce(flat, group=mesh.get_group())
+        for each, total in zip(own, flat.split([each.numel() for each in own]), strict=True):
+            each.copy_((total / mesh.size()).view_as(each))
 
 
 def whole(tensor: Tensor) -> Tensor:

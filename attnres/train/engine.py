@@ -31,6 +31,7 @@ class Engine(ABC):
     module: nn.Module  # what this process trains, under the names of the whole model
     config: "AttnResCausalLMConfig"  # of the whole model
     device: torch.device
+    n_batches_of_loss: int = 1  # that `loss` is best asked for at once
     is_first: bool = True  # of its processes: it alone writes metrics and reports
 
     @abstractmethod
@@ -111,12 +112,7 @@ class OneProcess(Engine):
             return probe.measure(self.model, tokens_BT.to(self.device))
 
     def describe(self) -> dict[str, Any]:
-        layout = self.config.residual_state.get("layout", {})
-        return {
-            "n_params": sum(p.numel() for p in self.model.parameters()),
-            "n_residual_params": sum(p.numel() for p in self.model.residual.parameters()),
-            "layout_sizes": layout.get("sizes", []),
-        }
+        return counts(self.model)
 
     def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
         path = checkpoint.newest(folder)
@@ -149,6 +145,16 @@ class OneProcess(Engine):
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
+def counts(model: "AttnResForCausalLM") -> dict[str, Any]:
+    """Parameters of a whole model, those of its residual, and sublayers of each block."""
+    layout = model.config.residual_state.get("layout", {})
+    return {
+        "n_params": sum(p.numel() for p in model.parameters()),
+        "n_residual_params": sum(p.numel() for p in model.residual.parameters()),
+        "layout_sizes": layout.get("sizes", []),
+    }
+
+
 def build_engine(recipe: Recipe, vocab_size: int) -> Engine:
     """The engine of a recipe, with fresh weights from torch's global generator.
 
@@ -160,12 +166,12 @@ def build_engine(recipe: Recipe, vocab_size: int) -> Engine:
     world.check_n_ranks(recipe.pipeline)
     if world.n_ranks() == 1:
         return OneProcess(recipe, vocab_size)
-    from attnres.train.parallel import DataParallel
+    from attnres.train.parallel import DataParallel, Pipelined
 
     device = world.together(lambda: device_of(world.own_device(recipe.device)))
     mesh = world.mesh_of(device.type, recipe.pipeline)
     if recipe.pipeline > 1:
-        raise ValueError(f"pipeline={recipe.pipeline}: no engine runs stages yet")
+        return Pipelined(recipe, vocab_size, device, mesh)
     return DataParallel(recipe, vocab_size, mesh["data"])
 
 

@@ -219,7 +219,8 @@ def validate(run: Run) -> dict[str, float]:
     """Mean loss (nats a token) and bits a byte over the held-out sequences."""
     run.engine.module.eval()
     total = n_rows = 0
-    for tokens_BT in data.validation_batches(run.batches.validation_RT, run.recipe.batch_size):
+    batch_size = run.recipe.batch_size * run.engine.n_batches_of_loss
+    for tokens_BT in data.validation_batches(run.batches.validation_RT, batch_size):
         total += run.engine.loss(tokens_BT) * len(tokens_BT)
         n_rows += len(tokens_BT)
     run.engine.module.train()

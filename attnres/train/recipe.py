@@ -126,7 +126,7 @@ class Recipe:
     pipeline: int = 1  # stages; each takes as many processes as share its data
     virtual_stages: int = 1  # chunks of the model a stage has
     schedule: PipelineSchedule = "auto"  # 1f1b, or interleaved where a stage has several chunks
-    data_parallel: DataParallelism = "fsdp"  # of the processes that share a stage
+    data_parallel: DataParallelism = "fsdp"  # of processes beyond the stages; ddp copies
     timeout_s: int = 600  # after which a process that waits for another gives up
     n_validation_sequences: int = 128  # at most, spread evenly over the held-out text
     n_probe_sequences: int = 8  # held-out sequences that a probe looks at, at most
