@@ -12,6 +12,7 @@ checkpoint of one process is read the same way. The folder is one that all proce
 """
 
 import json
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -145,8 +146,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         name: torch.empty(shapes[name].size, dtype=shapes[name].properties.dtype)
         for name in _weight_names(shapes)
     }
-    load_parts(cast(dict[str, Any], tensors), storage_reader=reader, no_dist=True)
+    _fill(tensors, reader, is_alone=True)
     return tensors
+
+
+def _fill(tensors: dict[str, Tensor], reader: HuggingFaceStorageReader, is_alone: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is here
+        load_parts(cast(dict[str, Any], tensors), storage_reader=reader, no_dist=is_alone)
 
 
 def export(config: "AttnResCausalLMConfig", checkpoints: Path, path: Path) -> None:

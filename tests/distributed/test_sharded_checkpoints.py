@@ -9,7 +9,7 @@ import pytest
 import torch
 from processes import run_processes
 from safetensors.torch import load_file
-from test_data_parallel import assert_close_runs
+from test_data_parallel import LAST, assert_close_runs, train_ranks_until
 from tiny_runs import assert_same_run, checkpoints, recipe, train_until
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -18,31 +18,12 @@ from attnres.train.loop import train
 from attnres.train.recipe import Recipe
 
 pytestmark = pytest.mark.dist
-LAST = 6  # steps done before a run is stopped; five were saved
-
-
-def _train_until(own: Recipe, path: Path) -> None:
-    """Stop every rank at once, as a signal to all of them does."""
-    step = loop._step
-
-    def stopping(run, number):
-        if number == LAST:
-            raise KeyboardInterrupt
-        return step(run, number)
-
-    loop._step = stopping
-    try:
-        train(own, path)
-    except KeyboardInterrupt:
-        return
-    finally:
-        loop._step = step
 
 
 def _on_two_ranks(rank: int, own: Recipe, folder: Path) -> dict[str, str]:
     train(own, folder / "whole")
-    _train_until(own, folder / "stopped")
-    _train_until(own, folder / "to one")
+    train_ranks_until(own, folder / "stopped")
+    train_ranks_until(own, folder / "to one")
     train(own, folder / "from one")
     train(own, folder / "stopped")
     return {"full disk": _full_disk(rank, own, folder), "other": _other_model(own, folder)}
