@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,6 +76,8 @@ def _train_on_rank(recipe: "Recipe", path: Path) -> None:
 
     from attnres.distributed import world
 
+    # of a source that a layer hands on; no residual method changes one in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     is_cuda = recipe.device.startswith("cuda")
     is_cuda |= recipe.device == "auto" and torch.cuda.is_available()
     with world.joined("cuda" if is_cuda else "cpu", recipe.timeout_s):

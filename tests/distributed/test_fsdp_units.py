@@ -65,11 +65,11 @@ def _exact(rank: int, residual: str) -> dict[str, Tensor]:
 
 
 def _counted(rank: int) -> tuple[Counter, Counter]:
-    """Collectives of a step, and forwards of an MLP and of a reader in it."""
+    """Collectives of a step, and how often an MLP and a reader begin in it."""
     model, own_BT = _sharded(RESIDUALS[0], torch.float32, bfloat16=False)
     calls: Counter[str] = Counter()
-    model.model.layers[2].mlp.register_forward_hook(lambda *_: calls.update(["mlp"]))
-    model.residual.readers[5].register_forward_hook(lambda *_: calls.update(["reader"]))
+    model.model.layers[2].mlp.register_forward_pre_hook(lambda *_: calls.update(["mlp"]))
+    model.residual.readers[5].register_forward_pre_hook(lambda *_: calls.update(["reader"]))
     with CommDebugMode() as sent:
         _gradients_alone(model, own_BT)
     return Counter({str(op): n for op, n in sent.get_comm_counts().items()}), calls
