@@ -10,7 +10,8 @@ from attnres.distributed.timeline import Timeline
 
 if TYPE_CHECKING:
     from attnres.distributed.agreement import PipelineError
-    from attnres.distributed.pipeline import Pipeline, plan_for
+    from attnres.distributed.pipeline import Pipeline
+    from attnres.distributed.planned import plan_for
 
 __all__ = [
     "SCHEDULES",
@@ -31,7 +32,7 @@ __all__ = [
 LATE = {  # what runs takes transformers and torch.distributed, what is planned does not
     "Pipeline": "pipeline",
     "PipelineError": "agreement",
-    "plan_for": "pipeline",
+    "plan_for": "planned",
 }
 
 

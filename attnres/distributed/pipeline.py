@@ -10,7 +10,7 @@
 Each rank has the parameters of its chunks alone. Loss and gradients are those of one process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,14 +23,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from attnres.distributed.agreement import Notice, check_alike
-from attnres.distributed.carried import carried, has_blocks
+from attnres.distributed.carried import carried
 from attnres.distributed.partial_model import Partial, load_weights
-from attnres.distributed.plan import Keep, PipelinePlan, plan_pipeline
+from attnres.distributed.plan import PipelinePlan
+from attnres.distributed.planned import check
 from attnres.distributed.schedules import ONE_CHUNK
-from attnres.distributed.schedules import schedule as order_of
 from attnres.distributed.shared_gradients import SharedGradients
 from attnres.distributed.stage import OnRank, Stage, TorchStage
-from attnres.layout import BlockLayout, check_count
+from attnres.layout import check_count
 from attnres.models import AttnResCausalLMConfig
 
 RUNNERS: dict[str, Any] = {
@@ -47,21 +47,6 @@ class Bytes(NamedTuple):
 
     forward: int
     backward: int
-
-
-def plan_for(
-    config: AttnResCausalLMConfig,
-    n_stages: int,
-    n_virtual: int = 1,
-    cuts: Sequence[int] | None = None,
-    keep: Keep = "all",
-) -> PipelinePlan:
-    """The plan of a model; arguments and errors as of `plan_pipeline`.
-
-    A method without blocks, or that forgets some, sends its whole state at each hop, and keeps
-    nothing: of its plan only the cuts count.
-    """
-    return plan_pipeline(_layout(config), n_stages, n_virtual, cuts, keep)
 
 
 class Pipeline:
@@ -100,7 +85,7 @@ class Pipeline:
         autocast: torch.dtype | None = None,
         weights: str | Path | None = None,
     ):
-        _check(config, plan, schedule, n_microbatches, (batch_size, seq_len), group)
+        check(config, plan, schedule, n_microbatches, (batch_size, seq_len), group)
         self.plan, self.n_microbatches = plan, n_microbatches
         self.shape_BT = batch_size, seq_len
         self.group: Any = group or dist.group.WORLD
@@ -225,7 +210,7 @@ class Pipeline:
 
     @property
     def n_kept(self) -> int:
-        """Sources that are kept now; none between calls."""
+        """Sources of all micro-batches that are kept now; none between calls."""
         return len(self._on_rank.kept)
 
     def _backward(self, tokens_BT: Tensor, n_accumulations: int) -> float:
@@ -262,6 +247,7 @@ class Pipeline:
         )
         run = self._schedule.step if torch.is_grad_enabled() else self._schedule.eval
         run(return_outputs=False, **last)
+        assert not on_rank.kept, f"kept beyond the plan: {list(on_rank.kept)}"
         self._forget()
         return [loss.item() for loss in losses]
 
@@ -287,47 +273,6 @@ class Pipeline:
 def _as_it_is(loss: Tensor, target: Tensor) -> Tensor:
     """The last stage gives its loss itself."""
     return loss
-
-
-def _layout(config: AttnResCausalLMConfig) -> BlockLayout:
-    """Of its blocks, where it has some that go by a plan."""
-    with torch.device("meta"):
-        dim = config.text_config.hidden_size
-        residual: Any = config.residual_config.build(dim, config.n_sublayers)
-    return residual.layout if has_blocks(residual) else BlockLayout.full(config.n_sublayers)
-
-
-def _check(
-    config: AttnResCausalLMConfig,
-    plan: PipelinePlan,
-    schedule: str,
-    n_microbatches: int,
-    shape_BT: tuple[int, int],
-    group: Any,
-) -> None:
-    """ValueError for what can be seen on one rank."""
-    for name, value in zip(("batch_size", "seq_len"), shape_BT, strict=True):
-        check_count(name, value)
-    order_of(schedule, plan.n_stages, plan.n_virtual, n_microbatches)
-    if plan.n_stages < 2:
-        raise ValueError("a pipeline has two stages at least; one process needs none")
-    if plan.layout != _layout(config):
-        raise ValueError(
-            f"the plan is of blocks of {list(plan.layout.sizes)} sublayers, the model has "
-            f"{list(_layout(config).sizes)}"
-        )
-    if getattr(config.text_config, "output_router_logits", False):
-        raise ValueError(
-            "output_router_logits=True adds a loss that is no sum over layers, so no stage can "
-            "tell its part of it"
-        )
-    if not dist.is_initialized():
-        raise ValueError("a pipeline needs torch.distributed: call init_process_group, or torchrun")
-    if dist.get_world_size(group) != plan.n_stages:
-        raise ValueError(
-            f"a pipeline of {plan.n_stages} stages needs a group of as many ranks, got "
-            f"{dist.get_world_size(group)}"
-        )
 
 
 def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:

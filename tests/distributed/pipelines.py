@@ -27,6 +27,7 @@ class Case:
     checkpointed: bool = False
     tied: bool = True
     dtype: torch.dtype = torch.float64
+    autocast: torch.dtype | None = None
 
     @property
     def n_stages(self) -> int:
@@ -50,7 +51,7 @@ class Run:
     sent: tuple[int, int]
     planned: tuple[int, int]  # of one pass
     n_kept: list[int]  # after each call
-    losses: tuple[float, float]  # of a validation, and of one in one process
+    losses: tuple[float, float]  # of a validation after the first step, and of one in one process
 
 
 def config(case: Case) -> AttnResCausalLMConfig:
@@ -78,17 +79,20 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 @cache
-def one_process(residual: str, tied: bool, dtype: torch.dtype) -> tuple[list[Step], float]:
-    """Its steps, and the loss of five sequences at the end."""
+def one_process(
+    residual: str, tied: bool, dtype: torch.dtype, autocast: torch.dtype | None
+) -> tuple[list[Step], float]:
+    """Its steps, and the loss of five sequences after the first."""
     torch.manual_seed(0)
     model: Any = AttnResForCausalLM(config(Case(residual=residual, tied=tied)))
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     train(model)
-    optimizers, steps = build_optimizers(model, OPTIM), []
+    optimizers, steps, validation = build_optimizers(model, OPTIM), [], []
 
     def loss_of(tokens_BT: Tensor) -> Tensor:
-        return model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            return model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
 
     for tokens_BT in tokens().chunk(N_STEPS):
         total = 0.0
@@ -102,9 +106,9 @@ def one_process(residual: str, tied: bool, dtype: torch.dtype) -> tuple[list[Ste
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    with torch.no_grad():
-        loss = sum(loss_of(x_BT).item() for x_BT in tokens(5).split(1)) / 5
-    return steps, loss
+        with torch.no_grad():
+            validation.append(sum(loss_of(x_BT).item() for x_BT in tokens(5).split(1)) / 5)
+    return steps, validation[0]
 
 
 def run_case(case: Case) -> Run:
@@ -120,29 +124,35 @@ def run_case(case: Case) -> Run:
         n_microbatches=N_MICROBATCHES,
         seq_len=SEQ_LEN,
         dtype=case.dtype,
+        autocast=case.autocast,
     )
     train(pipeline.module)
     if case.checkpointed:
         pipeline.module.activation_checkpointing_enable()
     optimizers, steps, n_kept = build_optimizers(pipeline.module, OPTIM), [], []
+    sent, validation = torch.zeros(2, dtype=torch.long), []
     for tokens_BT in tokens().chunk(N_STEPS):
+        before = torch.tensor(pipeline.sent_bytes)
         losses = [
             pipeline.backward(part_BT, N_ACCUMULATIONS)
             for part_BT in tokens_BT.chunk(N_ACCUMULATIONS)
         ]
         n_kept.append(pipeline.n_kept)
+        sent += torch.tensor(pipeline.sent_bytes) - before
         found = gradients(pipeline.module)
         norm = pipeline.clip_grad_norm_(1.0)
         steps.append(Step(sum(losses) / N_ACCUMULATIONS, norm, found))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    sent = pipeline.sent_bytes
-    loss = pipeline.loss(tokens(5))
-    n_kept.append(pipeline.n_kept)
-    assert pipeline.module.training
-    expected, expected_loss = one_process(case.residual, case.tied, case.dtype)
-    return Run(case, steps, expected, sent, pipeline.planned_bytes, n_kept, (loss, expected_loss))
+        if not validation:
+            validation.append(pipeline.loss(tokens(5)))
+            n_kept.append(pipeline.n_kept)
+            assert pipeline.module.training
+    expected, expected_loss = one_process(case.residual, case.tied, case.dtype, case.autocast)
+    losses = validation[0], expected_loss
+    sent_bytes = sent[0].item(), sent[1].item()
+    return Run(case, steps, expected, sent_bytes, pipeline.planned_bytes, n_kept, losses)
 
 
 def run_cases(rank: int, cases: list[Case]) -> list[Run]:
