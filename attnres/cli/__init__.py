@@ -14,7 +14,7 @@ from attnres.cli.experiments import experiment
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
-from attnres.cli.ranks import fail_if_lost, fail_once
+from attnres.cli.ranks import fail_if_lost, fail_once, is_one_of_many
 from attnres.cli.reports import report
 from attnres.cli.training import demo, train
 from attnres.quiet import silence_imports
@@ -31,6 +31,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "cost": cost,
     "pipeline-plan": pipeline_plan,
 }
+OVER_RANKS = ("train",)  # commands that several processes share
 RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
 
 
@@ -45,6 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if name not in COMMANDS:
         fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
+    if is_one_of_many() and name not in OVER_RANKS:
+        fail_once(f"attnres {name} is a command of one process; over several there is: train")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is fetched from a hub
     show_warnings_in_a_line()
     silence_imports()

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 Value = TypeVar("Value")
 PACKAGE = Path(__file__).parents[1]
@@ -60,15 +60,19 @@ def own_device(name: str) -> str:
     return f"cuda:{int(os.environ.get('LOCAL_RANK', rank() % max(1, torch.cuda.device_count())))}"
 
 
-def mesh_of(device_type: str, n_stages: int) -> DeviceMesh:
+def mesh_of(device_type: str, n_stages: int, timeout_s: float) -> DeviceMesh:
     """All ranks as ("pipeline", "data"): neighbours share a stage and differ in their data.
 
     Raises:
         ValueError: a number of processes that is no multiple of the stages.
     """
     check_n_ranks(n_stages)
-    shape = (n_stages, n_ranks() // n_stages)
-    return init_device_mesh(device_type, shape, mesh_dim_names=("pipeline", "data"))
+    timeout = datetime.timedelta(seconds=timeout_s)  # else a group of a mesh waits half an hour
+    ranks = torch.arange(n_ranks()).view(n_stages, -1)
+    pipeline, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout)
+    data, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)
+    groups = cast(Any, [pipeline, data])
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("pipeline", "data"))
 
 
 def check_n_ranks(n_stages: int) -> None:

@@ -169,7 +169,7 @@ def build_engine(recipe: Recipe, vocab_size: int) -> Engine:
     from attnres.train.parallel import DataParallel, Pipelined
 
     device = world.together(lambda: device_of(world.own_device(recipe.device)))
-    mesh = world.mesh_of(device.type, recipe.pipeline)
+    mesh = world.mesh_of(device.type, recipe.pipeline, recipe.timeout_s)
     if recipe.pipeline > 1:
         return Pipelined(recipe, vocab_size, device, mesh)
     return DataParallel(recipe, vocab_size, mesh["data"])

@@ -35,7 +35,7 @@ class ManyProcesses(Engine, ABC):
             )
         self.is_first = world.rank() == 0
         self._mesh = mesh
-        self._saver = sharded.Saver()
+        self._saver = sharded.Saver(recipe.timeout_s)
 
     def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
         return world.from_first(lambda: _newest(folder))

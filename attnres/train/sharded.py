@@ -11,6 +11,7 @@ are safetensors, whose headers say where a part belongs, so nothing is unpickled
 checkpoint of one process is read the same way. The folder is one that all processes see.
 """
 
+import datetime
 import json
 import warnings
 from collections.abc import Sequence
@@ -44,8 +45,10 @@ Shapes = dict[str, TensorStorageMetadata]
 class Saver:
     """Saves in the background; one checkpoint at a time."""
 
-    def __init__(self):
-        self._group: Any = dist.new_group(backend="gloo")  # training goes on over the other
+    def __init__(self, timeout_s: float):
+        timeout = datetime.timedelta(seconds=timeout_s)
+        # training goes on over other groups
+        self._group: Any = dist.new_group(backend="gloo", timeout=timeout)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
 
@@ -163,9 +166,10 @@ def export(config: "AttnResCausalLMConfig", checkpoints: Path, path: Path) -> No
     newest = checkpoint.newest(checkpoints)
     assert newest is not None
     model: Any = AttnResForCausalLM(config)
+    named = checkpoint.named_tensors(model)
     with torch.no_grad():
         for name, weight in read_weights(newest).items():
-            model.get_parameter(name).copy_(weight)
+            named[name].copy_(weight)
     model.save_pretrained(path)
 
 

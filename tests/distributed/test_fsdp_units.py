@@ -86,7 +86,7 @@ def _low(rank: int) -> tuple[set[str], dict[str, Tensor]]:
 
     def look(module, arguments):
         for name, each in module.named_parameters(recurse=False):
-            seen.add(f"{type(module).__name__}.{name} {each.dtype}")
+            seen.add(f"{type(module).__name__.removeprefix('FSDP')}.{name} {each.dtype}")
 
     for module in model.modules():
         if isinstance(module, DepthReader | torch.nn.Linear | torch.nn.Embedding):
