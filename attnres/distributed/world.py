@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 Value = TypeVar("Value")
+Failure = tuple[type[Exception], str]
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -99,25 +100,27 @@ def check_alike(facts: dict[str, Any]) -> None:
 
 def together(make: Callable[[], Value]) -> Value:
     """What `make` returns here, once it has on every rank; else the first rank's error on all."""
-    value, error = _attempt(make)
-    failures = [(i, each) for i, each in enumerate(gathered(error)) if each is not None]
+    if n_ranks() == 1:
+        return make()
+    value, failure = _attempt(make)
+    found = gathered(failure)
+    failures = [(i, each) for i, each in enumerate(found) if each is not None]
     if not failures:
-        return value  # type: ignore[return-value]
-    if error is not None and n_ranks() == 1:
-        raise error
-    place, first = failures[0]
-    if len({str(each) for _, each in failures}) > 1 or len(failures) < n_ranks():
-        raise type(first)(f"rank {place}: {first}") from error
-    raise first
+        return cast(Value, value)
+    place, (kind, text) = failures[0]
+    are_alike = len(set(found)) == 1
+    raise kind(text if are_alike else f"rank {place}: {text}")
 
 
 def from_first(make: Callable[[], Value]) -> Value:
     """What `make` returns on rank 0, on every rank; its error is raised on every rank."""
-    value, error = _attempt(make) if rank() == 0 else (None, None)
-    value, error = gathered((value, error))[0]
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
+    if n_ranks() == 1:
+        return make()
+    value, failure = gathered(_attempt(make) if rank() == 0 else None)[0] or (None, None)
+    if failure is not None:
+        kind, text = failure
+        raise kind(text)
+    return cast(Value, value)
 
 
 def source_digest() -> str:
@@ -128,11 +131,13 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _attempt(make: Callable[[], Value]) -> tuple[Value | None, Exception | None]:
+def _attempt(make: Callable[[], Value]) -> tuple[Value | None, Failure | None]:
     try:
         return make(), None
-    except (ValueError, OSError, ArithmeticError) as error:
-        return None, error
+    except OSError as error:
+        return None, (OSError, str(error))
+    except ValueError as error:
+        return None, (ValueError, str(error))
 
 
 def gathered(value: Value) -> list[Value]:

@@ -103,6 +103,7 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
 
 
 def _check_alike(recipe: Recipe, fingerprint: str) -> None:
+    """ValueError where the processes of this run do not have the same run before them."""
     code = {"code of attnres": world.source_digest(), "torch": torch.__version__}
     world.check_alike({"tokens": fingerprint, **code, **settings(recipe.to_json())})
 
