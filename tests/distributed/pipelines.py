@@ -151,7 +151,7 @@ def run_case(case: Case) -> Run:
             assert pipeline.module.training
     expected, expected_loss = one_process(case.residual, case.tied, case.dtype, case.autocast)
     losses = validation[0], expected_loss
-    sent_bytes = sent[0].item(), sent[1].item()
+    sent_bytes = int(sent[0]), int(sent[1])
     return Run(case, steps, expected, sent_bytes, pipeline.planned_bytes, n_kept, losses)
 
 

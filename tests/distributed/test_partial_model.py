@@ -68,6 +68,16 @@ def test_chunks_of_one_rank_are_held_together():
     assert part.get_input_embeddings().weight is None
 
 
+def test_what_a_layer_keeps_besides_is_held_with_its_sublayer():
+    made = config("deepseek_v3")  # a bias of the router's scores, no parameter
+    kept = [
+        [name for name, _ in Partial(made, chunks_of(made), rank).model.named_buffers()]
+        for rank in range(3)
+    ]
+    biases = [[name.split(".")[2] for name in names if "bias" in name] for names in kept]
+    assert biases == [[], ["1"], ["2"]]  # the MLP of layer 1 is sublayer 3
+
+
 @pytest.mark.parametrize("method", ["hyper", "mhc", "muddformer", "denseformer"])
 def test_what_another_method_learns_is_held_by_all(method):
     made = config("llama")

@@ -27,12 +27,10 @@ TWO_RANKS = (
     Case("looped", checkpointed=True),
     Case("looped", keep="received", residual="attn_res"),
     Case("interleaved", cuts=(1, 2, 9), checkpointed=True, tied=False),
-    Case("gpipe", cuts=(3,), n_virtual=1),
     *(Case("1f1b", cuts=(5,), n_virtual=1, keep=keep) for keep in KEEPS),
     Case(residual="two_phase:sublayers_per_block=4"),
     Case(residual="two_phase", checkpointed=True),
     Case(residual="centered:n_blocks=3"),
-    Case(residual="sum:n_blocks=3", keep="received"),
     Case(residual="standard"),
     Case(residual="mhc"),
     Case(residual="window:n_last=2,remainder=true"),
@@ -51,15 +49,21 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @cache
-def runs_of(n_stages: int) -> dict[Case, list[Run]]:
-    """What each rank found, by case; one group of processes for all cases of its size."""
+def runs_of(n_stages: int) -> dict[Case, list[Run]] | Exception:
+    """What each rank found, by case; one group of processes for all cases of its size, once."""
     cases = [case for case in CASES if case.n_stages == n_stages]
-    by_rank = run_processes(run_cases, n_stages, cases, timeout_s=280)
+    try:
+        by_rank = run_processes(run_cases, n_stages, cases, timeout_s=600)
+    except Exception as error:
+        return error
     return {case: list(runs) for case, runs in zip(cases, zip(*by_rank, strict=True), strict=True)}
 
 
 def runs(case: Case) -> list[Run]:
-    return runs_of(case.n_stages)[case]
+    found = runs_of(case.n_stages)
+    if isinstance(found, Exception):
+        raise found
+    return found[case]
 
 
 def is_exact(case: Case) -> bool:
@@ -89,7 +93,7 @@ def test_losses_and_norms_of_several_steps_are_those_of_one_process(case):
             assert step.loss == pytest.approx(expected.loss, rel=tolerance)
             assert step.norm == pytest.approx(expected.norm, rel=10 * tolerance)
         assert run.losses[0] == pytest.approx(run.losses[1], rel=10 * tolerance)
-        assert run.steps[0].loss != pytest.approx(run.steps[-1].loss, rel=1e-2)
+        assert run.steps[0].loss != pytest.approx(run.steps[-1].loss, rel=1e-4)
 
 
 @every_case
