@@ -135,9 +135,7 @@ def load(path: Path, module: nn.Module, optimizers: Sequence[Optimizer]) -> None
     for name, place in _places(shapes, params, optimizers).items():
         wanted[name] = place
     if wanted:
-        load_parts(
-            cast(dict[str, Any], wanted), storage_reader=reader, no_dist=world.n_ranks() == 1
-        )
+        _fill(wanted, reader, is_alone=world.n_ranks() == 1)
     _restore_rng(path)
 
 
