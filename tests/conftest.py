@@ -21,6 +21,11 @@ def text(tmp_path, monkeypatch):
     """A small text file; what is made of it stays in `tmp_path`."""
     from tiny_runs import write_text
 
+    from attnres.cache import cache_folder
+
+    (tmp_path / "cache").mkdir()
+    for kernel in cache_folder().glob("cpu-*.so"):  # a compiler takes long, and each process asks
+        (tmp_path / "cache" / kernel.name).symlink_to(kernel.resolve())
     monkeypatch.setenv("ATTNRES_CACHE", str(tmp_path / "cache"))
     return write_text(tmp_path / "words.txt")
 

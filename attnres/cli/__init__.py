@@ -15,6 +15,7 @@ from attnres.cli.experiments import experiment
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
+from attnres.cli.ranks import fail_if_lost, fail_once, is_one_of_many
 from attnres.cli.reports import report
 from attnres.cli.serving import serve
 from attnres.cli.training import demo, train
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "pipeline-plan": pipeline_plan,
     "conform": conform,
 }
+OVER_RANKS = ("train",)  # commands that several processes share
 RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
 
 
@@ -48,13 +50,18 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if name not in COMMANDS:
         fail(f"no command {name!r}; there are: {', '.join(COMMANDS)}")
+    if is_one_of_many() and name not in OVER_RANKS:
+        fail_once(f"attnres {name} is a command of one process; over several there is: train")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is fetched from a hub
     show_warnings_in_a_line()
     silence_imports()
     try:
         COMMANDS[name](arguments[1:])
     except (ValueError, OSError, FloatingPointError) as error:
-        fail(str(error))
+        fail_once(str(error))
+    except RuntimeError as error:
+        fail_if_lost(error)
+        raise
     except ModuleNotFoundError as error:
         fail(f"{error}: pip install 'attention-residuals[train,report]'")
     except KeyboardInterrupt:

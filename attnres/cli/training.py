@@ -5,11 +5,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attnres.arguments import fail, flat, parse, show_warnings_in_a_line
+from attnres.cli.ranks import is_first, is_one_of_many
 from attnres.cli.reports import write_page
 from attnres.quiet import silence_imports
 
@@ -41,6 +43,7 @@ def train(arguments: list[str]) -> None:
     """Train by a recipe; every field of it can be set. Run again to resume.
 
     attnres train demo --name block4 --model.residual attn_res:n_blocks=4 --n-steps 100
+    torchrun --nproc-per-node 2 -m attnres train demo --data-parallel fsdp
 
     RECIPE is demo, or package.module:function, a function that returns a Recipe.
     """
@@ -60,9 +63,30 @@ def train(arguments: list[str]) -> None:
     rest = ["--help"] if name in ("-h", "--help") else arguments[1:]
     chosen = parse(Train, "train RECIPE", train, rest, Train(recipe=recipe))
     path = chosen.folder / chosen.recipe.name
-    if not _say_if_done(chosen.recipe, path):
+    if is_one_of_many():
+        _train_on_rank(chosen.recipe, path)
+    elif not _say_if_done(chosen.recipe, path):
         _train_with_progress(chosen.recipe, path)
-    print(f"run: {path}; page: attnres report {chosen.folder}")
+    if is_first():
+        print(f"run: {path}; page: attnres report {chosen.folder}")
+
+
+def _train_on_rank(recipe: "Recipe", path: Path) -> None:
+    import torch
+
+    from attnres.distributed import world
+
+    # of a source that a layer hands on; no residual method changes one in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    is_cuda = recipe.device.startswith("cuda")
+    is_cuda |= recipe.device == "auto" and torch.cuda.is_available()
+    with world.joined("cuda" if is_cuda else "cpu", recipe.timeout_s):
+        if is_first() and not _say_if_done(recipe, path):
+            _train_with_progress(recipe, path)
+        else:
+            from attnres.train.loop import train
+
+            train(recipe, path)
 
 
 def _find_recipe(name: str) -> "Recipe":

@@ -22,12 +22,14 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 FORMAT = 1
+SHARDED = 2  # of many processes: attnres.train.sharded
 Contents = dict[str, tuple[dict[str, Tensor], dict[str, str]]]  # by file: tensors, metadata
 FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json")
 
@@ -56,20 +58,25 @@ def save(
     text = json.dumps(state | {"step": step}, indent=1)
     final = folder / f"step-{step:08d}"
     try:
-        _settle(folder)
+        settle(folder)
         _write(folder / f".tmp-{final.name}", contents, text)
-        _publish(folder / f".tmp-{final.name}", final)
+        publish(folder / f".tmp-{final.name}", final)
     except BaseException as error:
         with suppress(OSError):
-            _settle(folder)
+            settle(folder)
         if isinstance(error, OSError):
             cause = f"cannot save the checkpoint: {error.strerror or error}"
             raise OSError(error.errno, cause, str(final)) from error
         raise
-    _settle(folder)
-    for path in [path for path in _checkpoints(folder) if _step(path) <= step][:-keep]:
-        _discard(path)
+    prune(folder, step, keep)
     return final
+
+
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Leave `keep` checkpoints of those up to `step`."""
+    settle(folder)
+    for path in [path for path in checkpoints_in(folder) if _step(path) <= step][:-keep]:
+        discard(path)
 
 
 def newest(folder: Path) -> Path | None:
@@ -78,7 +85,7 @@ def newest(folder: Path) -> Path | None:
     A damaged one is named in a warning and passed over; if all are damaged, ValueError.
     """
     damaged = []
-    for path in reversed(_checkpoints(folder)):
+    for path in reversed(checkpoints_in(folder)):
         what = damage(path)
         if what is None:
             return path
@@ -95,20 +102,27 @@ def damage(path: Path) -> str | None:
         for name, size_bytes, sha256 in _read_manifest(path):
             if (actual := (path / name).stat().st_size) != size_bytes:
                 return f"{name} has {actual} bytes in place of {size_bytes}"
-            if _sha256(path / name) != sha256:
+            if sha256_of(path / name) != sha256:
                 return f"{name} differs from its sha256"
     except (OSError, ValueError) as error:
         return str(error)
     return None
 
 
+def is_sharded(path: Path) -> bool:
+    """Whether a whole checkpoint was written by many processes."""
+    return json.loads((path / "manifest.json").read_bytes())["format"] == SHARDED
+
+
 def _read_manifest(path: Path) -> list[tuple[str, int, str]]:
     """Name, size in bytes and sha256 of every file."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"manifest.json has format {manifest['format']!r}, known is {FORMAT}")
-        entries = [(name, manifest["files"][name]) for name in FILES]
+        if manifest["format"] not in (FORMAT, SHARDED):
+            known = f"known are {FORMAT} and {SHARDED}"
+            raise ValueError(f"manifest.json has format {manifest['format']!r}, {known}")
+        files = FILES if manifest["format"] == FORMAT else sorted(manifest["files"])
+        entries = [(name, manifest["files"][name]) for name in files]
         return [(name, entry["size_bytes"], entry["sha256"]) for name, entry in entries]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ValueError("manifest.json is damaged") from error
@@ -129,14 +143,14 @@ def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict:
     saved = load_file(path / "optimizer.safetensors")
     with safe_open(path / "optimizer.safetensors", "pt") as file:
         members = json.loads(file.metadata()["optimizers"])
-    own = _named_tensors(model)
+    own = named_tensors(model)
     _check_weights(path, weights, own)
-    _check_members(path, members, _members(model, optimizers))
+    check_members(path, members, members_of(model, optimizers))
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
     _restore_optimizers(saved, dict(model.named_parameters()), optimizers)
-    _restore_rng(load_file(path / "rng.safetensors"))
+    restore_rng(load_file(path / "rng.safetensors"))
     return read_state(path)
 
 
@@ -146,22 +160,22 @@ def read_state(path: Path) -> dict:
 
 
 def _contents(model: nn.Module, optimizers: Sequence[Optimizer]) -> Contents:
-    members = json.dumps(_members(model, optimizers))
+    members = json.dumps(members_of(model, optimizers))
     return {
-        "model.safetensors": (_plain(_named_tensors(model)), {}),
+        "model.safetensors": (detached(named_tensors(model)), {}),
         "optimizer.safetensors": (
-            _plain(_optimizer_tensors(model, optimizers)),
+            detached(optimizer_tensors(model, optimizers)),
             {"optimizers": members},
         ),
-        "rng.safetensors": (_rng_tensors(), {}),
+        "rng.safetensors": (rng_tensors(), {}),
     }
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The state dict itself, no copies, each tied tensor under its first name."""
     first: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -171,7 +185,7 @@ def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(first.values())
 
 
-def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict]:
+def members_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict]:
     """Of every optimizer its type and the names of its parameters."""
     names = {id(param): name for name, param in model.named_parameters()}
     members = []
@@ -187,7 +201,7 @@ def _members(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict]:
     return members
 
 
-def _optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     names = {id(param): name for name, param in model.named_parameters()}
     tensors = {}
     for index, optimizer in enumerate(optimizers):
@@ -200,14 +214,14 @@ def _optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dic
     return tensors
 
 
-def _rng_tensors() -> dict[str, Tensor]:
+def rng_tensors() -> dict[str, Tensor]:
     tensors = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         tensors["cuda"] = torch.cuda.get_rng_state()
     return tensors
 
 
-def _restore_rng(tensors: dict[str, Tensor]) -> None:
+def restore_rng(tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors["cpu"])
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])
@@ -215,16 +229,16 @@ def _restore_rng(tensors: dict[str, Tensor]) -> None:
 
 def _check_weights(path: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     for name in own | saved:
-        there, here = _kind(saved.get(name)), _kind(own.get(name))
+        there, here = kind_of(saved.get(name)), kind_of(own.get(name))
         if there != here:
             raise ValueError(f"{path}: {name} is {there} in the checkpoint, {here} in the model")
 
 
-def _kind(tensor: Tensor | None) -> str:
+def kind_of(tensor: Tensor | None) -> str:
     return "absent" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def _check_members(path: Path, saved: list[dict], own: list[dict]) -> None:
+def check_members(path: Path, saved: list[dict], own: list[dict]) -> None:
     there, here = [[member["type"] for member in members] for members in (saved, own)]
     if there != here:
         raise ValueError(f"{path}: optimizers {there} in the checkpoint, {here} to be restored")
@@ -245,11 +259,11 @@ def _restore_optimizers(
         index, _, rest = full_name.partition("/")
         name, _, key = rest.rpartition("/")
         optimizer, param = optimizers[int(index)], params[name]
-        device = torch.device("cpu") if _on_host(optimizer, key) else param.device
+        device = torch.device("cpu") if on_host(optimizer, key) else param.device
         optimizer.state[param][key] = tensor.to(device, copy=True)
 
 
-def _on_host(optimizer: Optimizer, key: str) -> bool:
+def on_host(optimizer: Optimizer, key: str) -> bool:
     """PyTorch keeps the step count on the CPU, unless the update is fused or captured."""
     group = optimizer.param_groups[0]
     return key == "step" and not (group.get("fused") or group.get("capturable"))
@@ -261,14 +275,21 @@ def _write(folder: Path, contents: Contents, text: str) -> None:
     for name, (tensors, metadata) in contents.items():
         write_tensors(folder / name, tensors, metadata)
         shutil.copymode(folder / "state.json", folder / name)  # safetensors: for the owner alone
-    entries = {
-        name: {"size_bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        for name in FILES
-    }
-    manifest = {"format": FORMAT, "files": entries}
+    write_manifest(folder, FORMAT, {name: entry_of(folder / name) for name in FILES})
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """What the manifest says of a file, which is on the disk then."""
+    fsync(path)
+    return {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def write_manifest(folder: Path, version: int, entries: dict[str, dict[str, Any]]) -> None:
+    """The last file of a checkpoint."""
+    manifest = {"format": version, "files": entries}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for name in (*FILES, "manifest.json", "."):
-        _fsync(folder / name)
+    for name in ("manifest.json", "."):
+        fsync(folder / name)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -284,32 +305,32 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
         raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
 
 
-def _publish(temporary: Path, final: Path) -> None:
+def publish(temporary: Path, final: Path) -> None:
     if final.exists():
         os.rename(final, f"{final}.old")
     os.rename(temporary, final)
-    _fsync(final.parent)
+    fsync(final.parent)
 
 
-def _settle(folder: Path) -> None:
+def settle(folder: Path) -> None:
     """Delete what a killed process left, and finish or undo the replacement that it was in."""
     for leftover in folder.glob(".tmp-*"):
         shutil.rmtree(leftover)
     for old in folder.glob("step-*.old"):
         if old.with_suffix("").exists():
-            _discard(old)
+            discard(old)
         else:
             os.rename(old, old.with_suffix(""))
 
 
-def _discard(path: Path) -> None:
+def discard(path: Path) -> None:
     """Delete; renamed first, so that no half of it ever has a checkpoint's name."""
     doomed = path.with_name(f".tmp-doomed-{path.name}")
     os.rename(path, doomed)
     shutil.rmtree(doomed)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints_in(folder: Path) -> list[Path]:
     """Oldest first; of one step, the replaced before its replacement."""
     names = re.compile(r"step-\d{8,}(\.old)?")
     paths = [path for path in folder.glob("step-*") if names.fullmatch(path.name)]
@@ -320,12 +341,12 @@ def _step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,7 @@ Tokens are always those of the whole step: an engine of many processes takes its
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from attnres.distributed import world
 from attnres.train import checkpoint, probe
 from attnres.train.recipe import Recipe
 
@@ -30,6 +31,7 @@ class Engine(ABC):
     module: nn.Module  # what this process trains, under the names of the whole model
     config: "AttnResCausalLMConfig"  # of the whole model
     device: torch.device
+    n_batches_of_loss: int = 1  # that `loss` is best asked for at once
     is_first: bool = True  # of its processes: it alone writes metrics and reports
 
     @abstractmethod
@@ -70,12 +72,15 @@ class Engine(ABC):
     def export(self, path: Path, checkpoints: Path) -> None:
         """The whole model for `from_pretrained`, once it has been saved among `checkpoints`."""
 
+    def close(self) -> None:  # noqa: B027  one process has nothing to wait for
+        """Wait for what is written in the background; a run ends with it."""
+
 
 class OneProcess(Engine):
     """The model whole, on one device."""
 
     def __init__(self, recipe: Recipe, vocab_size: int):
-        self.device = device_of(recipe.device)
+        self.device = device_of(world.own_device(recipe.device))
         self.model: AttnResForCausalLM = recipe.model.build(vocab_size, recipe.seq_len).train()
         self.module = self.model
         self.config = self.model.config
@@ -107,19 +112,19 @@ class OneProcess(Engine):
             return probe.measure(self.model, tokens_BT.to(self.device))
 
     def describe(self) -> dict[str, Any]:
-        layout = self.config.residual_state.get("layout", {})
-        return {
-            "n_params": sum(p.numel() for p in self.model.parameters()),
-            "n_residual_params": sum(p.numel() for p in self.model.residual.parameters()),
-            "layout_sizes": layout.get("sizes", []),
-        }
+        return counts(self.model)
 
     def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
         path = checkpoint.newest(folder)
         return None if path is None else (path, checkpoint.read_state(path))
 
     def restore(self, path: Path, optimizers: Sequence[Optimizer]) -> None:
-        checkpoint.load(path, self.model, optimizers)
+        if checkpoint.is_sharded(path):
+            from attnres.train import sharded  # torch.distributed.checkpoint takes a second
+
+            sharded.load(path, self.model, optimizers)
+        else:
+            checkpoint.load(path, self.model, optimizers)
 
     def save(
         self, folder: Path, step: int, optimizers: Sequence[Optimizer], state: dict, keep: int
@@ -134,15 +139,40 @@ class OneProcess(Engine):
         with self._autocast():
             return self.forward(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
 
-    def _autocast(self):
+    def _autocast(self) -> AbstractContextManager[Any]:
         if self._is_exact:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
+def counts(model: "AttnResForCausalLM") -> dict[str, Any]:
+    """Parameters of a whole model, those of its residual, and sublayers of each block."""
+    layout = model.config.residual_state.get("layout", {})
+    return {
+        "n_params": sum(p.numel() for p in model.parameters()),
+        "n_residual_params": sum(p.numel() for p in model.residual.parameters()),
+        "layout_sizes": layout.get("sizes", []),
+    }
+
+
 def build_engine(recipe: Recipe, vocab_size: int) -> Engine:
-    """The engine of a recipe, with fresh weights from torch's global generator."""
-    return OneProcess(recipe, vocab_size)
+    """The engine of a recipe, with fresh weights from torch's global generator.
+
+    Where there is a group of processes, each of them builds its part.
+
+    Raises:
+        ValueError: a number of processes that is no multiple of the recipe's stages.
+    """
+    world.check_n_ranks(recipe.pipeline)
+    if world.n_ranks() == 1:
+        return OneProcess(recipe, vocab_size)
+    from attnres.train.parallel import DataParallel, Pipelined
+
+    device = world.together(lambda: device_of(world.own_device(recipe.device)))
+    mesh = world.mesh_of(device.type, recipe.pipeline, recipe.timeout_s)
+    if recipe.pipeline > 1:
+        return Pipelined(recipe, vocab_size, device, mesh)
+    return DataParallel(recipe, vocab_size, mesh["data"])
 
 
 def device_of(name: str) -> torch.device:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from attnres.distributed import world
 from attnres.train import data, optim
 from attnres.train.engine import Engine, build_engine, peak_memory_bytes
 from attnres.train.moe import ExpertBalance
 from attnres.train.recipe import Recipe
-from attnres.train.run_folder import Metrics, RunFolder
+from attnres.train.run_folder import Metrics, NoMetrics, RunFolder, settings
 
 Report = Callable[[int, dict[str, float]], None]  # finished steps, newest figures
 
@@ -61,22 +62,30 @@ def train(
         ValueError: another recipe, layout or text in the folder, unfit data.
         FloatingPointError: loss or gradient is not finite; checkpoints and metrics stay.
     """
-    folder = RunFolder(path, recipe.to_json())
-    if folder.is_done():
+    folder = world.together(lambda: RunFolder(path, recipe.to_json()))
+    if world.from_first(folder.is_done):
         return
-    tokens = tokens or data.load_data(recipe.data)
+    tokens = tokens or world.together(lambda: data.load_data(recipe.data))
     torch.manual_seed(recipe.seed)
     run = _prepare(recipe, tokens)
-    folder.claim()
+    if run.engine.is_first:
+        folder.claim()
     step = _resume(run, folder)
-    folder.cut_metrics(step)
-    metrics = Metrics(path, purge_from=0 if step is None else step + 1)
+    metrics = _metrics(run, folder, step)
     try:
         _steps(run, folder, metrics, report, step or 0)
         _save_model(run, tokens, folder)
         metrics.write("end", recipe.n_steps, peak_memory_bytes=peak_memory_bytes(run.engine.device))
     finally:
         metrics.close()
+        run.engine.close()
+
+
+def _metrics(run: Run, folder: RunFolder, step: int | None) -> Metrics | NoMetrics:
+    if not run.engine.is_first:
+        return NoMetrics()
+    folder.cut_metrics(step)
+    return Metrics(folder.path, purge_from=0 if step is None else step + 1)
 
 
 def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
@@ -84,14 +93,22 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
     held_out_RT = data.pack(tokens.validation_tokens, recipe.seq_len)
     stride = math.ceil(len(held_out_RT) / recipe.n_validation_sequences)
     bytes_per_token = tokens.n_validation_bytes / len(tokens.validation_tokens)
+    fingerprint = data.fingerprint(tokens)
+    _check_alike(recipe, fingerprint)
     engine = build_engine(recipe, len(tokens.tokenizer))
     return Run(
         recipe,
-        Batches(train_RT, held_out_RT[::stride], bytes_per_token, data.fingerprint(tokens)),
+        Batches(train_RT, held_out_RT[::stride], bytes_per_token, fingerprint),
         engine,
         optim.build_optimizers(engine.module, recipe.optim),
         ExpertBalance(engine.module, recipe.optim.expert_bias_rate),
     )
+
+
+def _check_alike(recipe: Recipe, fingerprint: str) -> None:
+    """ValueError where the processes of this run do not have the same run before them."""
+    code = {"code of attnres": world.source_digest(), "torch": torch.__version__}
+    world.check_alike({"tokens": fingerprint, **code, **settings(recipe.to_json())})
 
 
 def _resume(run: Run, folder: RunFolder) -> int | None:
@@ -116,7 +133,9 @@ def _state(run: Run) -> dict[str, Any]:
     return {"residual": run.engine.config.residual_state, "data": run.batches.fingerprint}
 
 
-def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: int) -> None:
+def _steps(
+    run: Run, folder: RunFolder, metrics: Metrics | NoMetrics, report: Report, step: int
+) -> None:
     recipe = run.recipe
     if step == 0:
         metrics.write("start", 0, **run.engine.describe())
@@ -129,11 +148,13 @@ def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: 
         if _due(step, recipe.log_every, recipe):
             figures["tokens_per_s"] = pace.take()
             metrics.write("train", step, n_tokens=step * recipe.tokens_per_step, **figures)
-            report(step, figures)
+            if run.engine.is_first:
+                report(step, figures)
         if _due(step, recipe.validate_every, recipe):
             figures = validate(run)
             metrics.write("validation", step, **figures)
-            report(step, {"validation_loss": figures["loss"]})
+            if run.engine.is_first:
+                report(step, {"validation_loss": figures["loss"]})
         if _due(step, recipe.probe_every, recipe):
             _measure(run, metrics, step)
         if _due(step, recipe.save_every, recipe):
@@ -202,7 +223,8 @@ def validate(run: Run) -> dict[str, float]:
     """Mean loss (nats a token) and bits a byte over the held-out sequences."""
     run.engine.module.eval()
     total = n_rows = 0
-    for tokens_BT in data.validation_batches(run.batches.validation_RT, run.recipe.batch_size):
+    batch_size = run.recipe.batch_size * run.engine.n_batches_of_loss
+    for tokens_BT in data.validation_batches(run.batches.validation_RT, batch_size):
         total += run.engine.loss(tokens_BT) * len(tokens_BT)
         n_rows += len(tokens_BT)
     run.engine.module.train()
@@ -210,7 +232,7 @@ def validate(run: Run) -> dict[str, float]:
     return {"loss": loss, "bits_per_byte": loss / math.log(2) / run.batches.bytes_per_token}
 
 
-def _measure(run: Run, metrics: Metrics, step: int) -> None:
+def _measure(run: Run, metrics: Metrics | NoMetrics, step: int) -> None:
     tokens_BT = run.batches.validation_RT[: run.recipe.n_probe_sequences].long()
     found = run.engine.probe(tokens_BT)
     if found is not None:

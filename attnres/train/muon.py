@@ -7,7 +7,8 @@
 `torch.optim.Muon` takes one matrix a parameter and works in bfloat16. Here a parameter may be a
 stack of matrices, as the experts of a layer are, or one matrix over several, and the arithmetic is
 in float32 on a processor, where bfloat16 has no unit of its own on most and takes ten times as
-long. On one matrix in bfloat16 the two are equal bit for bit.
+long. On one matrix in bfloat16 the two are equal bit for bit. A sharded matrix is gathered, every
+rank iterates on the whole, and keeps its own rows of the update.
 """
 
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: arXiv:2502.16982, section 2.1
@@ -73,11 +75,12 @@ class Muon(Optimizer):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(grad)
         momentum = state["momentum_buffer"].lerp_(grad, 1 - group["momentum"])
-        ahead = grad.lerp(momentum, group["momentum"]).unflatten(-2, (group["n_parts"], -1))
+        ahead = _whole(grad.lerp(momentum, group["momentum"]))
+        ahead = ahead.unflatten(-2, (group["n_parts"], -1))
         update = orthogonal(ahead, group["dtype"] or _dtype_for(param)).flatten(-3, -2)
         size = 0.2 * math.sqrt(max(ahead.shape[-2:]))
         param.mul_(1 - group["lr"] * group["weight_decay"])
-        param.add_(update, alpha=-group["lr"] * size)
+        param.add_(_part_of(update, param), alpha=-group["lr"] * size)
 
 
 def orthogonal(matrix_MN: Tensor, dtype: torch.dtype) -> Tensor:
@@ -105,6 +108,20 @@ def _add_product(term: Tensor, left: Tensor, right: Tensor, beta: float, alpha: 
         return torch.addmm(*matrices, beta=beta, alpha=alpha).view(term.shape)
     stacks = (each.flatten(0, -3) for each in (term, left, right))
     return torch.baddbmm(*stacks, beta=beta, alpha=alpha).view(term.shape)
+
+
+def _whole(matrix: Tensor) -> Tensor:
+    """Gathered where it is sharded: the rows of a shard alone are not orthogonal to the others."""
+    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
+
+
+def _part_of(matrix: Tensor, param: Tensor) -> Tensor:
+    """This rank's shard of a matrix that every rank has whole; nothing is sent."""
+    if not isinstance(param, DTensor):
+        return matrix
+    everywhere = [Replicate()] * param.device_mesh.ndim
+    matrix = DTensor.from_local(matrix, param.device_mesh, everywhere, run_check=False)
+    return matrix.redistribute(placements=param.placements)
 
 
 def _dtype_for(param: Tensor) -> torch.dtype:

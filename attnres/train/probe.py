@@ -47,6 +47,7 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
     try:
         with torch.enable_grad(), _recording(model.residual) as record:
             loss = model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+        described = _describe(model.residual, record)  # FSDP2 takes weights away in a backward
         # the gradient at a sum is that at each of its parts
         written = [out[0] if isinstance(out, Parts) else out for out in record.outputs]
         frozen = [d for d, out_BTD in enumerate(written) if not out_BTD.requires_grad]
@@ -63,9 +64,16 @@ def measure(model: "AttnResForCausalLM", tokens_BT: Tensor) -> dict[str, Any]:
         ],
         "stream_rms": record.stream_rms,
         "grad_norm": [gradient.float().norm().item() for gradient in gradients],
+        **described,
+    }
+
+
+@torch.no_grad()
+def _describe(residual: Residual, record: Record) -> dict[str, Any]:
+    return {
         **_describe_weights(record.weights),
-        **_describe_mixing(model.residual, record),
-        "untrained": model.residual.is_untrained(),
+        **_describe_mixing(residual, record),
+        "untrained": residual.is_untrained(),
     }
 
 

@@ -1,7 +1,7 @@
 """A run in one frozen dataclass; a recipe is a function that returns it."""
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attnres.layout import SUBLAYERS_PER_LAYER
 from attnres.residual import ResidualConfig, StandardConfig, residual_to_json
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 ROTARY = ("llama", "mistral", "qwen2", "qwen3")
 ON_DISK = ("first_k_dense_replace",)  # settings that only a saved config has
 FAMILIES = (*ROTARY, "kimi_linear")  # whose sizes are those of a recipe
+PipelineSchedule = Literal["auto", "gpipe", "1f1b", "interleaved", "looped"]
+DataParallelism = Literal["fsdp", "ddp"]
+HOW_IT_RUNS = ("pipeline", "virtual_stages", "schedule", "data_parallel", "timeout_s")
+"""Fields of a recipe that change no number but by rounding: a run may go on with others."""
 
 
 def _check_counts(config: Any, *others: str) -> None:
@@ -134,13 +138,18 @@ class Recipe:
     optim: OptimConfig = field(default_factory=OptimConfig)
     seed: int = 0  # of weights and of the order of the text
     n_steps: int = 300  # optimiser steps
-    batch_size: int = 16  # sequences a forward pass
+    batch_size: int = 16  # sequences a forward pass, over all processes that share them
     n_accumulations: int = 1  # forward passes a step
     seq_len: int = 256  # tokens
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 is autocast
     compile: bool = False  # by torch.compile
     checkpoint_gradients: bool = False  # keep less for the backward pass, and compute it again
-    device: str = "auto"  # CUDA where there is one
+    device: str = "auto"  # CUDA where there is one, a GPU for each process of a machine
+    pipeline: int = 1  # stages; each takes as many processes as share its data
+    virtual_stages: int = 1  # chunks of the model a stage has
+    schedule: PipelineSchedule = "auto"  # 1f1b, or interleaved where a stage has several chunks
+    data_parallel: DataParallelism = "fsdp"  # of processes beyond the stages; ddp copies
+    timeout_s: int = 600  # after which a process that waits for another gives up
     n_validation_sequences: int = 128  # at most, spread evenly over the held-out text
     n_probe_sequences: int = 8  # held-out sequences that a probe looks at, at most
     log_every: int = 10  # steps, as all of these
@@ -155,6 +164,12 @@ class Recipe:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision must be float32 or bfloat16, got {self.precision!r}")
+        for name, allowed in {
+            "schedule": PipelineSchedule,
+            "data_parallel": DataParallelism,
+        }.items():
+            if getattr(self, name) not in get_args(allowed):
+                raise ValueError(f"{name} {getattr(self, name)!r} is not in {get_args(allowed)}")
         if not self.name.strip() or set("/\0") & set(self.name) or self.name.startswith("."):
             raise ValueError(f"name must do as the name of a folder, got {self.name!r}")
 

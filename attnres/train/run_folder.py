@@ -15,8 +15,17 @@ from typing import Any
 
 import torch
 
+from attnres.train.recipe import HOW_IT_RUNS
+
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "attention-residuals")
-CAME_LATER = {"optim.depth_lr_scale": 1.0}  # fields of a recipe, and what they were before
+CAME_LATER = {  # fields of a recipe, and what they were before
+    "optim.depth_lr_scale": 1.0,
+    "pipeline": 1,
+    "virtual_stages": 1,
+    "schedule": "auto",
+    "data_parallel": "fsdp",
+    "timeout_s": 600,
+}
 
 
 class RunFolder:
@@ -52,6 +61,16 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return bool(lines) and lines[-1].startswith('{"kind": "end"') and lines[-1].endswith("\n")
+
+
+class NoMetrics:
+    """Of a process that is not the first: what it measures is written there."""
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 class Metrics:
@@ -122,7 +141,7 @@ def _check_same(path: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> No
     """ValueError that names the first field in which two recipes differ."""
     old, new = settings(saved), settings(recipe)
     for key in dict.fromkeys((*old, *new)):
-        if old.get(key) != new.get(key):
+        if key not in HOW_IT_RUNS and old.get(key) != new.get(key):
             raise ValueError(
                 f"{path} holds a run of another recipe: {key} was {old.get(key)!r}, now "
                 f"{new.get(key)!r}; choose another folder, or the same recipe to resume"

@@ -113,8 +113,8 @@ def test_load_removes_state_that_was_not_saved(tmp_path):
 @pytest.mark.parametrize("fused", [False, True])
 def test_step_count_is_where_the_update_wants_it(fused):
     optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2))], fused=fused)
-    assert checkpoint._on_host(optimizer, "step") is not fused
-    assert not checkpoint._on_host(optimizer, "exp_avg")
+    assert checkpoint.on_host(optimizer, "step") is not fused
+    assert not checkpoint.on_host(optimizer, "exp_avg")
 
 
 def test_layout_of_the_folder(tmp_path):
@@ -198,9 +198,9 @@ DAMAGES = {
     "No such file or directory: '.*manifest.json'": lambda path: (path / "manifest.json").unlink(),
     "No such file or directory: '.*rng.safetensors'": lambda p: (p / "rng.safetensors").unlink(),
     "manifest.json is damaged": lambda path: (path / "manifest.json").write_text("[]"),
-    "manifest.json has format 9, known is 1": lambda path: (path / "manifest.json").write_text(
-        '{"format": 9}'
-    ),
+    "manifest.json has format 9, known are 1 and 2": lambda path: (
+        path / "manifest.json"
+    ).write_text('{"format": 9}'),
 }
 
 

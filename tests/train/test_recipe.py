@@ -25,6 +25,9 @@ RUN_COUNTS = (
     "probe_every",
     "save_every",
     "keep_checkpoints",
+    "pipeline",
+    "virtual_stages",
+    "timeout_s",
 )
 
 
@@ -68,6 +71,8 @@ def test_a_model_that_cannot_be_is_refused_by_its_value(changes, words):
         ({"name": " "}, "' '"),
         ({"name": "a\0b"}, "a.x00b"),
         ({"precision": "float16"}, "'float16'"),
+        ({"data_parallel": "tp"}, "data_parallel 'tp'"),
+        ({"schedule": "wsd"}, "schedule 'wsd'"),
         ({"seed": 2**64}, str(2**64)),
         ({"seed": 1.5}, "seed .* 1.5"),
         ({"seed": -1}, "seed .* -1"),
@@ -105,10 +110,12 @@ def test_json_has_every_field_and_returns_as_it_was():
 OTHERS = {"family": "qwen3", "residual": AttnResConfig(n_blocks=2), "precision": "bfloat16",
           "tokenizer": "bytes", "optimizer": "muon", "schedule": "wsd", "n_kv_heads": 2,
           "n_heads": 8, "dim": 256, "vocab_size": 512, "validation_fraction": 0.1,
-          "clip_norm": 2.0, "others": {"rms_norm_eps": 1e-3}}  # fmt: skip
+          "clip_norm": 2.0, "others": {"rms_norm_eps": 1e-3}, "data_parallel": "ddp"}  # fmt: skip
 
 
 def other(name, value):
+    if value == "auto" and name == "schedule":
+        return "gpipe"  # of a pipeline
     if name in OTHERS:
         return OTHERS[name]
     match value:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,14 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(text, tmp_path, residual, chan
     steps = []
     train(own, tmp_path / "run", lambda step, figures: steps.append(step))
     assert min(steps) > 5
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_how_a_run_is_run_may_change(text, tmp_path):
+    own = recipe(text)
+    train(own, tmp_path / "whole")
+    train_until(own, tmp_path / "run", 6)
+    train(replace(own, timeout_s=9, data_parallel="ddp", schedule="gpipe"), tmp_path / "run")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 

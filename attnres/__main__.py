@@ -1,0 +1,6 @@
+"""`python -m attnres` is the command `attnres`, for launchers that start a module."""
+
+from attnres.cli import main
+
+if __name__ == "__main__":
+    main()

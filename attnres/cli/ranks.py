@@ -1,0 +1,59 @@
+"""How one of many processes ends on an error: what all of them met is said once, with a rank."""
+
+import hashlib
+import os
+from typing import NoReturn
+
+from attnres.arguments import fail
+
+LOST = ("gloo", "NCCL", "Connection closed", "Connection reset", "timed out", "Timed out")
+STORE_TIMEOUT_S = 5
+
+
+def is_one_of_many() -> bool:
+    """Whether a launcher started this process and others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0" or not is_one_of_many()
+
+
+def fail_once(message: str) -> NoReturn:
+    """As `attnres.arguments.fail`; of processes with the same message one alone prints it."""
+    if not is_one_of_many():
+        fail(message)
+    if _was_said(message):
+        raise SystemExit(2)
+    fail(f"rank {os.environ['RANK']}: {message}")
+
+
+def fail_if_lost(error: RuntimeError) -> None:
+    """End where the error is that another process is gone or silent; else return."""
+    from attnres.distributed import PipelineError
+
+    if isinstance(error, PipelineError):
+        fail_once(str(error))
+    if is_one_of_many() and any(word in str(error) for word in LOST):
+        if _was_said("lost"):
+            raise SystemExit(2)
+        cause = str(error).strip().splitlines()[0]
+        fail(f"rank {os.environ['RANK']}: another process ended or did not answer: {cause}")
+
+
+def _was_said(message: str) -> bool:
+    """Whether another process has said it; the launcher's store counts."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    key = f"attnres/said/{hashlib.sha256(message.encode()).hexdigest()}"
+    try:
+        timeout = timedelta(seconds=STORE_TIMEOUT_S)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, int(port), is_master=False, timeout=timeout
+        )
+        return store.add(key, 1) > 1
+    except (RuntimeError, ValueError):  # no store, or it is gone with the first process
+        return False

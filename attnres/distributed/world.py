@@ -1,0 +1,149 @@
+"""The processes of one run: how they meet, whether they agree, and which of them speaks.
+
+A launcher (torchrun, Slurm, Kubernetes) starts the processes and tells each its rank by environment
+variables. Facts and errors travel as objects over the group's CPU backend, before any tensor does.
+"""
+
+import datetime
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+Value = TypeVar("Value")
+Failure = tuple[type[Exception], str]
+PACKAGE = Path(__file__).parents[1]
+
+
+def launched_ranks() -> int:
+    """How many processes the launcher started; 1 where there is no launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def joined(device_type: str, timeout_s: float) -> Iterator[None]:
+    """Inside, the launched processes are one group; a single process has none.
+
+    Args:
+        device_type: "cuda" takes NCCL for tensors there; all else goes over gloo.
+        timeout_s: after which a process that waits for another gives up with an error.
+    """
+    if launched_ranks() == 1:
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def n_ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def own_device(name: str) -> str:
+    """The device of this process where all get the same name: the local rank's GPU for "cuda"."""
+    is_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    if n_ranks() == 1 or not is_cuda:
+        return name
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', rank() % max(1, torch.cuda.device_count())))}"
+
+
+def mesh_of(device_type: str, n_stages: int, timeout_s: float) -> DeviceMesh:
+    """All ranks as ("pipeline", "data"): neighbours share a stage and differ in their data.
+
+    Raises:
+        ValueError: a number of processes that is no multiple of the stages.
+    """
+    check_n_ranks(n_stages)
+    timeout = datetime.timedelta(seconds=timeout_s)  # else a group of a mesh waits half an hour
+    ranks = torch.arange(n_ranks()).view(n_stages, -1)
+    pipeline, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=timeout)
+    data, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=timeout)
+    groups = cast(Any, [pipeline, data])
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("pipeline", "data"))
+
+
+def check_n_ranks(n_stages: int) -> None:
+    """ValueError, with a command that would do, where the stages do not divide the processes."""
+    if n_ranks() % n_stages:
+        raise ValueError(
+            f"pipeline={n_stages} takes {n_stages} processes or a multiple of that, and there "
+            f"{'is 1' if n_ranks() == 1 else f'are {n_ranks()}'}: "
+            f"torchrun --nproc-per-node {n_stages} -m attnres train RECIPE --pipeline {n_stages}"
+        )
+
+
+def check_alike(facts: dict[str, Any]) -> None:
+    """ValueError, on every rank the same, where a rank has another value than rank 0."""
+    first, *others = gathered(facts)
+    for other, theirs in enumerate(others, 1):
+        for name in dict.fromkeys((*first, *theirs)):
+            if first.get(name) != theirs.get(name):
+                raise ValueError(
+                    f"the processes differ: {name} is {first.get(name)!r} on rank 0 and "
+                    f"{theirs.get(name)!r} on rank {other}"
+                )
+
+
+def together(make: Callable[[], Value]) -> Value:
+    """What `make` returns here, once it has on every rank; else the first rank's error on all."""
+    if n_ranks() == 1:
+        return make()
+    value, failure = _attempt(make)
+    found = gathered(failure)
+    failures = [(i, each) for i, each in enumerate(found) if each is not None]
+    if not failures:
+        return cast(Value, value)
+    place, (kind, text) = failures[0]
+    are_alike = len(set(found)) == 1
+    raise kind(text if are_alike else f"rank {place}: {text}")
+
+
+def from_first(make: Callable[[], Value]) -> Value:
+    """What `make` returns on rank 0, on every rank; its error is raised on every rank."""
+    if n_ranks() == 1:
+        return make()
+    value, failure = gathered(_attempt(make) if rank() == 0 else None)[0] or (None, None)
+    if failure is not None:
+        kind, text = failure
+        raise kind(text)
+    return cast(Value, value)
+
+
+def source_digest() -> str:
+    """A digest of this package's Python code, which ranks must have alike."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _attempt(make: Callable[[], Value]) -> tuple[Value | None, Failure | None]:
+    try:
+        return make(), None
+    except OSError as error:
+        return None, (OSError, str(error))
+    except ValueError as error:
+        return None, (ValueError, str(error))
+
+
+def gathered(value: Value) -> list[Value]:
+    """Of every rank, in order."""
+    if n_ranks() == 1:
+        return [value]
+    found: list[Any] = [None] * n_ranks()
+    dist.all_gather_object(found, value)
+    return found

@@ -1,0 +1,287 @@
+"""Checkpoints that many processes write, each its own part, and any number of them reads.
+
+    <run>/checkpoint/step-00000100/
+        shard-00001-model-00001-of-00001.safetensors    what the first rank holds
+        rng-00000.safetensors                           the generators of the first rank
+        state.json  manifest.json                       as in attnres.train.checkpoint
+
+Weights have the names of the whole model, optimizer state <optimizer>/<name>/<key>, so neither says
+how many ranks there were. `torch.distributed.checkpoint` divides and joins tensors; its files here
+are safetensors, whose headers say where a part belongs, so nothing is unpickled on loading. A
+checkpoint of one process is read the same way. The folder is one that all processes see.
+"""
+
+import datetime
+import json
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.optim import Optimizer
+
+from attnres.distributed import world
+from attnres.train import checkpoint
+
+if TYPE_CHECKING:
+    from attnres.models import AttnResCausalLMConfig
+
+Shapes = dict[str, TensorStorageMetadata]
+
+
+class Saver:
+    """Saves in the background; one checkpoint at a time."""
+
+    def __init__(self, timeout_s: float):
+        timeout = datetime.timedelta(seconds=timeout_s)
+        # training goes on over other groups
+        self._group: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future | None = None
+
+    def wait(self) -> None:
+        """Until what was begun is whole on the disk; its failure is raised here, on every rank."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """After a failure: what was begun ends first, well or not."""
+        with suppress(OSError, RuntimeError):
+            self.wait()
+        self._thread.shutdown()
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        state: dict,
+        keep: int,
+    ) -> None:
+        """Copy what is to be saved, and return; arguments as in `checkpoint.save`."""
+        self.wait()
+        tensors = _own_tensors(module, optimizers)
+        members = _members(module, optimizers)
+        state = {**state, "step": step, "n_ranks": world.n_ranks(), "optimizers": members}
+        final = folder / f"step-{step:08d}"
+        draft = folder / f".tmp-{final.name}"
+        world.from_first(lambda: _begin(folder, draft))
+        world.together(lambda: _check_seen(draft))
+        checkpoint.write_tensors(draft / _rng_file(world.rank()), _own_rng(), {})
+        writer = HuggingFaceStorageWriter(str(draft), save_distributed=True)
+        begun = async_save(tensors, storage_writer=writer, process_group=self._group)
+        self._pending = self._thread.submit(self._finish, begun, draft, final, state, keep)
+
+    def _finish(self, begun: Any, draft: Path, final: Path, state: dict, keep: int) -> None:
+        entries, cause = _written(begun, draft)
+        found: list[Any] = [None] * world.n_ranks()
+        dist.all_gather_object(found, (entries, cause), group=self._group)
+        if causes := [f"rank {i}: {why}" for i, (_, why) in enumerate(found) if why]:
+            raise OSError(f"cannot save the checkpoint {final}: {causes[0]}")
+        entries = {name: entry for each, _ in found for name, entry in each.items()}
+        said: list[Any] = [""]
+        if world.rank() == 0:
+            said = [_publish(draft, final, state, entries, keep)]
+        dist.broadcast_object_list(said, src=0, group=self._group)
+        if said[0]:
+            raise OSError(f"cannot save the checkpoint {final}: {said[0]}")
+
+
+def _written(begun: Any, draft: Path) -> tuple[dict[str, Any], str]:
+    """What the manifest says of this rank's files, and why not."""
+    try:
+        begun.result()
+        own = [draft / _shard_file(world.rank()), draft / _rng_file(world.rank())]
+        return {path.name: checkpoint.entry_of(path) for path in own if path.exists()}, ""
+    except (Exception, CheckpointException) as error:
+        return {}, " ".join(str(error).split())
+
+
+def load(path: Path, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Restore weights and optimizers in place, and generators where there are as many ranks.
+
+    The checkpoint is whole; it may be of other ranks or of one process. With other ranks than it
+    was saved on, each draws from a generator of its own from here on.
+
+    Raises:
+        ValueError: on every rank the same, if a name, a shape or a dtype differs; nothing has been
+            changed then.
+    """
+    reader = HuggingFaceStorageReader(str(path))
+    shapes = cast(Shapes, reader.read_metadata().state_dict_metadata)
+    own = checkpoint.detached(checkpoint.named_tensors(module))
+    world.together(lambda: _check_weights(path, shapes, own))
+    members = world.together(lambda: _members(module, optimizers))
+    checkpoint.check_members(path, _saved_members(path), members)
+    params = dict(module.named_parameters())
+    wanted = dict(own)
+    for optimizer in optimizers:
+        optimizer.state.clear()
+    for name, place in _places(shapes, params, optimizers).items():
+        wanted[name] = place
+    if wanted:
+        _fill(wanted, reader, is_alone=world.n_ranks() == 1)
+    _restore_rng(path)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """All weights of a whole checkpoint, under the names of the whole model, in this process."""
+    reader = HuggingFaceStorageReader(str(path))
+    shapes = cast(Shapes, reader.read_metadata().state_dict_metadata)
+    tensors = {
+        name: torch.empty(shapes[name].size, dtype=shapes[name].properties.dtype)
+        for name in _weight_names(shapes)
+    }
+    _fill(tensors, reader, is_alone=True)
+    return tensors
+
+
+def _fill(tensors: dict[str, Tensor], reader: HuggingFaceStorageReader, is_alone: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is here
+        load_parts(cast(dict[str, Any], tensors), storage_reader=reader, no_dist=is_alone)
+
+
+def export(config: "AttnResCausalLMConfig", checkpoints: Path, path: Path) -> None:
+    """Write the weights of the newest checkpoint for `from_pretrained`, from this process alone."""
+    from attnres.models import AttnResForCausalLM
+
+    newest = checkpoint.newest(checkpoints)
+    assert newest is not None
+    model: Any = AttnResForCausalLM(config)
+    named = checkpoint.named_tensors(model)
+    with torch.no_grad():
+        for name, weight in read_weights(newest).items():
+            named[name].copy_(weight)
+    model.save_pretrained(path)
+
+
+def _own_tensors(module: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    weights = checkpoint.named_tensors(module)
+    state = checkpoint.optimizer_tensors(module, optimizers)
+    return {name: tensor.detach() for name, tensor in (weights | state).items()}
+
+
+def _members(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict]:
+    """Of every optimizer its type, and the names of its parameters over all ranks."""
+    found = world.gathered(checkpoint.members_of(module, optimizers))
+    if len({tuple(member["type"] for member in members) for members in found}) > 1:
+        raise ValueError("the processes differ in their optimizers")
+    return [
+        {"type": same[0]["type"], "params": sorted({n for each in same for n in each["params"]})}
+        for same in zip(*found, strict=True)
+    ]
+
+
+def _saved_members(path: Path) -> list[dict]:
+    from safetensors import safe_open
+
+    state = checkpoint.read_state(path)
+    if "optimizers" in state:
+        return state["optimizers"]
+    with safe_open(path / "optimizer.safetensors", "pt") as file:
+        return json.loads(file.metadata()["optimizers"])
+
+
+def _check_weights(path: Path, shapes: Shapes, own: dict[str, Tensor]) -> None:
+    here = set().union(*world.gathered(set(own)))
+    for name in [*own, *sorted(set(_weight_names(shapes)) - here)]:
+        there, mine = _kind(shapes.get(name)), checkpoint.kind_of(own.get(name))
+        if there != mine:
+            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {mine} in the model")
+
+
+def _kind(saved: TensorStorageMetadata | None) -> str:
+    return "absent" if saved is None else f"{tuple(saved.size)} {saved.properties.dtype}"
+
+
+def _weight_names(shapes: Shapes) -> list[str]:
+    return [name for name in shapes if "/" not in name and name not in ("cpu", "cuda")]
+
+
+def _places(
+    shapes: Shapes, params: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]
+) -> dict[str, Tensor]:
+    """Where the state of this rank's parameters goes, zeros until it is loaded."""
+    places: dict[str, Tensor] = {}
+    for full_name, saved in shapes.items():
+        index, _, rest = full_name.partition("/")
+        name, _, key = rest.rpartition("/")
+        if index.isdecimal() and name in params:
+            optimizer, param = optimizers[int(index)], params[name]
+            optimizer.state[param][key] = _place(saved, param, checkpoint.on_host(optimizer, key))
+            places[full_name] = optimizer.state[param][key]
+    return places
+
+
+def _place(saved: TensorStorageMetadata, param: Tensor, is_on_host: bool) -> Tensor:
+    """Sharded as its parameter where it has its shape."""
+    dtype = saved.properties.dtype
+    if saved.size == param.shape:
+        return torch.zeros_like(param, dtype=dtype, requires_grad=False)
+    device = "cpu" if is_on_host else param.device
+    return torch.zeros(saved.size, dtype=dtype, device=device)
+
+
+def _begin(folder: Path, draft: Path) -> None:
+    checkpoint.settle(folder)
+    draft.mkdir(parents=True)
+
+
+def _check_seen(draft: Path) -> None:
+    if not draft.is_dir():
+        raise OSError(f"this process does not see {draft}: a run's folder is one that all share")
+
+
+def _publish(draft: Path, final: Path, state: dict, entries: dict[str, Any], keep: int) -> str:
+    """Give a checkpoint its name; why it could not be done, or nothing."""
+    try:
+        (draft / "state.json").write_text(json.dumps(state, indent=1))
+        entries["state.json"] = checkpoint.entry_of(draft / "state.json")
+        checkpoint.write_manifest(draft, checkpoint.SHARDED, entries)
+        checkpoint.publish(draft, final)
+        checkpoint.prune(final.parent, state["step"], keep)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _own_rng() -> dict[str, Tensor]:
+    place = f"rng/{world.rank()}"
+    return {f"{place}/{name}": tensor for name, tensor in checkpoint.rng_tensors().items()}
+
+
+def _restore_rng(path: Path) -> None:
+    from safetensors.torch import load_file
+
+    state = checkpoint.read_state(path)
+    if state.get("n_ranks", 1) != world.n_ranks():
+        torch.manual_seed(state["step"] * world.n_ranks() + world.rank())
+        return
+    file = path / _rng_file(world.rank())
+    saved = load_file(file if file.exists() else path / "rng.safetensors")
+    checkpoint.restore_rng({name.rpartition("/")[2]: each for name, each in saved.items()})
+
+
+def _rng_file(rank: int) -> str:
+    return f"rng-{rank:05d}.safetensors"
+
+
+def _shard_file(rank: int) -> str:
+    """As `HuggingFaceStorageWriter` calls it, which counts ranks from 1."""
+    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"

@@ -1,0 +1,128 @@
+"""Runs that torchrun starts: who writes, who speaks, and what a killed or silent rank leaves."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import assert_same_run, checkpoints, rows
+
+from attnres.train import checkpoint
+
+pytestmark = pytest.mark.dist
+
+FAULTS = '''
+"""Recipes whose second rank comes to harm."""
+import os, signal, time
+from dataclasses import replace
+from pathlib import Path
+from tiny_runs import recipe
+from attnres.train import loop, sharded
+
+OWN = recipe(Path("words.txt"), save_every=2, timeout_s=20)
+IS_SECOND = os.environ.get("RANK") == "1"
+
+def whole():
+    return OWN
+
+def at_step(number, harm):
+    step = loop._step
+    def harmed(run, i):
+        if i == number and IS_SECOND:
+            harm()
+        return step(run, i)
+    loop._step = harmed
+    return OWN
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def killed_in_a_step():
+    return at_step(5, die)
+
+def silent():
+    return at_step(0, lambda: time.sleep(600))
+
+def killed_in_a_save():
+    written = sharded._written
+    def harmed(begun, draft):
+        if draft.name.endswith("8") and IS_SECOND:
+            die()
+        return written(begun, draft)
+    sharded._written = harmed
+    return OWN
+
+def another_on_each():
+    return replace(OWN, seed=int(IS_SECOND))
+
+def odd():
+    return replace(OWN, batch_size=3)
+'''
+
+
+@pytest.fixture
+def launch(text, tmp_path):
+    (tmp_path / "faults.py").write_text(FAULTS)
+    root = Path(__file__).parents[2]
+    environ = dict(os.environ, PYTHONPATH=f"{root}:{root / 'tests'}")
+
+    def run(recipe: str, name: str, n_ranks: int = 2) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(n_ranks), "-m", "attnres", "train", f"faults:{recipe}"]
+        command += ["--name", name, "--folder", str(tmp_path / "runs")]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
+        )
+
+    return run
+
+
+def errors(done: subprocess.CompletedProcess) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("attnres: error: ")]
+
+
+def test_a_killed_rank_leaves_a_run_that_goes_on(launch, tmp_path):
+    runs = tmp_path / "runs"
+    done = launch("whole", "whole")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run: ") == done.stdout.count("step 10 of 10") == 1
+    assert len(rows(runs / "whole", "train")) == 10
+
+    assert launch("killed_in_a_step", "run").returncode != 0
+    newest = checkpoint.newest(runs / "run" / "checkpoint")
+    assert newest is not None
+    assert newest.name == "step-00000004"
+    assert launch("killed_in_a_save", "run").returncode != 0
+    newest = checkpoint.newest(runs / "run" / "checkpoint")
+    assert newest is not None
+    assert newest.name == "step-00000006"
+    done = launch("whole", "run")
+    assert done.returncode == 0, done.stderr
+    assert checkpoints(runs / "run") == ["step-00000008", "step-00000010"]
+    assert_same_run(runs / "run", runs / "whole")
+
+
+def test_a_silent_rank_ends_the_job_in_limited_time(launch):
+    start = time.monotonic()
+    done = launch("silent", "run")
+    assert done.returncode != 0
+    assert time.monotonic() - start < 300
+    (error,) = errors(done)
+    assert "rank 0: another process ended or did not answer" in error
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("another_on_each", "the processes differ: seed is 0 on rank 0 and 1 on rank 1"),
+        ("odd", "batch_size=3 does not divide over 2 processes"),
+    ],
+)
+def test_what_cannot_run_is_said_once(launch, tmp_path, recipe, words):
+    done = launch(recipe, "run")
+    assert done.returncode != 0
+    (error,) = errors(done)
+    assert words in error
+    assert not (tmp_path / "runs" / "run").exists()
