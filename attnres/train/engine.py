@@ -33,6 +33,7 @@ class Engine(ABC):
     device: torch.device
     n_batches_of_loss: int = 1  # that `loss` is best asked for at once
     is_first: bool = True  # of its processes: it alone writes metrics and reports
+    data_group: Any = None  # processes that train the same parameters on other rows
 
     @abstractmethod
     def backward(self, batches: Sequence[Tensor]) -> float:

@@ -19,6 +19,8 @@ class ExpertBalance:
 
     A layer that is computed again for the backward counts twice: no sign and no share changes.
 
+    Where a pipeline cuts the model, a process moves and counts the routers of its own stage.
+
     Args:
         rate: step of a bias; 0 counts and moves nothing.
         group: processes that hold the same routers; None is all there are.
@@ -26,7 +28,7 @@ class ExpertBalance:
 
     def __init__(self, model: nn.Module, rate: float, group: Any = None):
         self.rate, self.group = rate, group
-        self.routers = [module for module in model.modules() if hasattr(module, BIAS)]
+        self.routers = [each for each in model.modules() if getattr(each, BIAS, None) is not None]
         self.counts = [torch.zeros_like(getattr(router, BIAS)) for router in self.routers]
         for router, count_E in zip(self.routers, self.counts, strict=True):
             router.register_forward_hook(_count_into(count_E))

@@ -34,7 +34,7 @@ class ManyProcesses(Engine, ABC):
                 f"batch_size={recipe.batch_size} does not divide over {mesh.size()} processes"
             )
         self.is_first = world.rank() == 0
-        self._mesh = mesh
+        self._mesh, self.data_group = mesh, mesh.get_group()
         self._saver = sharded.Saver(recipe.timeout_s)
 
     def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
