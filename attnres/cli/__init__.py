@@ -11,6 +11,7 @@ from importlib import metadata
 from attnres.arguments import fail, show_warnings_in_a_line
 from attnres.cli.costs import cost
 from attnres.cli.experiments import experiment
+from attnres.cli.fits import fit
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "report": report,
     "experiment": experiment,
+    "fit": fit,
     "convert": convert,
     "generate": generate,
     "evaluate": evaluate,
