@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from attnres.arguments import fail, show_warnings_in_a_line
+from attnres.cli.analyses import ablate, dynamics
 from attnres.cli.costs import cost
 from attnres.cli.experiments import experiment
 from attnres.cli.fits import fit
@@ -25,6 +26,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": report,
     "experiment": experiment,
     "fit": fit,
+    "dynamics": dynamics,
+    "ablate": ablate,
     "convert": convert,
     "generate": generate,
     "evaluate": evaluate,
