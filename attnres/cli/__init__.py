@@ -17,6 +17,7 @@ from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
 from attnres.cli.reports import report
+from attnres.cli.texts import corpus
 from attnres.cli.training import demo, train
 from attnres.quiet import silence_imports
 
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "fit": fit,
     "dynamics": dynamics,
     "ablate": ablate,
+    "corpus": corpus,
     "convert": convert,
     "generate": generate,
     "evaluate": evaluate,
@@ -35,7 +37,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "cost": cost,
     "pipeline-plan": pipeline_plan,
 }
-RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
+RESUMED = (
+    "demo",
+    "train",
+    "experiment",
+    "corpus",
+)  # commands that go on where they were interrupted
 
 
 def main(arguments: list[str] | None = None) -> None:
