@@ -5,18 +5,21 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test check bench pretrained
+.PHONY: demo test test-distributed check bench pretrained
 demo: .venv/installed
 	$(BIN)/attnres demo
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2
 
+test-distributed: .venv/installed
+	$(BIN)/python -m pytest -m dist
+
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not browser and not dist"
 
 # SmolLM2-135M, 93 MB, for the tests and the experiment that convert a real model.
 pretrained: .venv/installed

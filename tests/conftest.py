@@ -1,6 +1,7 @@
 """Set before torch is imported: no stale compile cache, no network, Triton without a GPU."""
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
@@ -8,6 +9,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 if os.environ.get("ATTNRES_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on CPU tensors
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests interrupt what they start
 
 import pytest
 

@@ -7,23 +7,19 @@ the same text in the same order and the step is all that the loader has to save.
 """
 
 import math
-import resource
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from attnres.train import checkpoint, data, optim, probe
+from attnres.train import data, optim
+from attnres.train.engine import Engine, build_engine, peak_memory_bytes
 from attnres.train.recipe import Recipe
 from attnres.train.run_folder import Metrics, RunFolder
-
-if TYPE_CHECKING:
-    from attnres.models import AttnResForCausalLM
 
 Report = Callable[[int, dict[str, float]], None]  # finished steps, newest figures
 
@@ -40,10 +36,8 @@ class Run(NamedTuple):
 
     recipe: Recipe
     batches: Batches
-    model: "AttnResForCausalLM"
-    forward: nn.Module | Callable[..., Any]  # the model, compiled where the recipe says so
+    engine: Engine
     optimizers: Sequence[Optimizer]
-    device: torch.device
 
 
 def train(
@@ -77,8 +71,8 @@ def train(
     metrics = Metrics(path, purge_from=0 if step is None else step + 1)
     try:
         _steps(run, folder, metrics, report, step or 0)
-        _save_model(run, tokens, path / "model")
-        metrics.write("end", recipe.n_steps, peak_memory_bytes=_peak_memory_bytes(run.device))
+        _save_model(run, tokens, folder)
+        metrics.write("end", recipe.n_steps, peak_memory_bytes=peak_memory_bytes(run.engine.device))
     finally:
         metrics.close()
 
@@ -88,27 +82,21 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
     held_out_RT = data.pack(tokens.validation_tokens, recipe.seq_len)
     stride = math.ceil(len(held_out_RT) / recipe.n_validation_sequences)
     bytes_per_token = tokens.n_validation_bytes / len(tokens.validation_tokens)
-    device = _device(recipe.device)
-    model = recipe.model.build(len(tokens.tokenizer), recipe.seq_len).train()
-    nn.Module.to(model, device)  # transformers' own is beyond pyright
-    if recipe.checkpoint_gradients:
-        model.activation_checkpointing_enable()
+    engine = build_engine(recipe, len(tokens.tokenizer))
     return Run(
         recipe,
         Batches(train_RT, held_out_RT[::stride], bytes_per_token, data.fingerprint(tokens)),
-        model,
-        torch.compile(model) if recipe.compile else model,
-        optim.build_optimizers(model, recipe.optim),
-        device,
+        engine,
+        optim.build_optimizers(engine.module, recipe.optim),
     )
 
 
 def _resume(run: Run, folder: RunFolder) -> int | None:
     """Restore the newest valid checkpoint; its step, or None where there is no checkpoint."""
-    newest = checkpoint.newest(folder.checkpoints)
-    if newest is None:
+    found = run.engine.newest(folder.checkpoints)
+    if found is None:
         return None
-    saved, own = checkpoint.read_state(newest), _state(run)
+    (newest, saved), own = found, _state(run)
     if saved.get("residual") != own["residual"]:
         raise ValueError(
             f"{newest} was saved with {saved.get('residual')}, the recipe has {own['residual']}"
@@ -116,18 +104,19 @@ def _resume(run: Run, folder: RunFolder) -> int | None:
     if saved.get("data") != own["data"]:
         place = run.recipe.data.path or "the embedded corpus"
         raise ValueError(f"{newest} was trained on other tokens than {place} now gives")
-    return checkpoint.load(newest, run.model, run.optimizers)["step"]
+    run.engine.restore(newest, run.optimizers)
+    return saved["step"]
 
 
 def _state(run: Run) -> dict[str, Any]:
     """What a checkpoint must have been saved with for this run to go on from it."""
-    return {"residual": run.model.config.residual_state, "data": run.batches.fingerprint}
+    return {"residual": run.engine.config.residual_state, "data": run.batches.fingerprint}
 
 
 def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: int) -> None:
     recipe = run.recipe
     if step == 0:
-        metrics.write("start", 0, **_describe_model(run))
+        metrics.write("start", 0, **run.engine.describe())
         _measure(run, metrics, 0)
     pace = Pace(recipe.tokens_per_step)
     while step < recipe.n_steps:
@@ -146,14 +135,15 @@ def _steps(run: Run, folder: RunFolder, metrics: Metrics, report: Report, step: 
             _measure(run, metrics, step)
         if _due(step, recipe.save_every, recipe):
             where, keep = folder.checkpoints, recipe.keep_checkpoints
-            checkpoint.save(where, step, run.model, run.optimizers, _state(run), keep)
+            run.engine.save(where, step, run.optimizers, _state(run), keep)
 
 
-def _save_model(run: Run, tokens: data.TokenData, path: Path) -> None:
+def _save_model(run: Run, tokens: data.TokenData, folder: RunFolder) -> None:
     from safetensors import SafetensorError
 
+    path = folder.path / "model"
     try:
-        run.model.save_pretrained(path)
+        run.engine.export(path, folder.checkpoints)
         tokens.tokenizer.save_pretrained(path)
     except SafetensorError as error:  # what safetensors makes of a full disk
         raise OSError(f"cannot save {path}: {error}") from error
@@ -188,17 +178,13 @@ def _step(run: Run, step: int) -> dict[str, float]:
     """One optimiser step; the loss before it, the gradient norm and the learning rate."""
     recipe = run.recipe
     lr = optim.set_lr(run.optimizers, recipe.optim, step, recipe.n_steps)
-    loss = 0.0
-    for i in range(recipe.n_accumulations):
-        place = step * recipe.n_accumulations + i
-        tokens_BT = data.batch_at(run.batches.train_RT, place, recipe.batch_size, recipe.seed)
-        part = _loss(run, tokens_BT) / recipe.n_accumulations
-        part.backward()
-        loss += part.item()
+    places = range(step * recipe.n_accumulations, (step + 1) * recipe.n_accumulations)
+    loss = run.engine.backward(
+        [data.batch_at(run.batches.train_RT, i, recipe.batch_size, recipe.seed) for i in places]
+    )
     if not math.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss} at step {step} of {recipe.name}")
-    max_norm = recipe.optim.clip_norm or math.inf
-    grad_norm = nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
+    grad_norm = run.engine.clip_grad_norm_(recipe.optim.clip_norm or math.inf)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
             f"the gradient norm is {grad_norm} at step {step} of {recipe.name}"
@@ -209,58 +195,20 @@ def _step(run: Run, step: int) -> dict[str, float]:
     return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
 
 
-def _loss(run: Run, tokens_BT: Tensor) -> Tensor:
-    tokens_BT = tokens_BT.to(run.device)
-    with _autocast(run):
-        return run.forward(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
-
-
-@torch.no_grad()
 def validate(run: Run) -> dict[str, float]:
     """Mean loss (nats a token) and bits a byte over the held-out sequences."""
-    run.model.eval()
+    run.engine.module.eval()
     total = n_rows = 0
     for tokens_BT in data.validation_batches(run.batches.validation_RT, run.recipe.batch_size):
-        total += _loss(run, tokens_BT).item() * len(tokens_BT)
+        total += run.engine.loss(tokens_BT) * len(tokens_BT)
         n_rows += len(tokens_BT)
-    run.model.train()
+    run.engine.module.train()
     loss = total / n_rows
     return {"loss": loss, "bits_per_byte": loss / math.log(2) / run.batches.bytes_per_token}
 
 
 def _measure(run: Run, metrics: Metrics, step: int) -> None:
-    tokens_BT = run.batches.validation_RT[: run.recipe.n_probe_sequences].long().to(run.device)
-    with _autocast(run):
-        metrics.write("probe", step, **probe.measure(run.model, tokens_BT))
-
-
-def _describe_model(run: Run) -> dict[str, Any]:
-    residual = run.model.residual
-    layout = run.model.config.residual_state.get("layout", {})
-    return {
-        "n_params": sum(p.numel() for p in run.model.parameters()),
-        "n_residual_params": sum(p.numel() for p in residual.parameters()),
-        "layout_sizes": layout.get("sizes", []),
-    }
-
-
-def _autocast(run: Run):
-    if run.recipe.precision == "float32":
-        return nullcontext()
-    return torch.autocast(run.device.type, torch.bfloat16)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {name!r} is not here: {str(error).splitlines()[0]}") from error
-    return torch.device(name)
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    tokens_BT = run.batches.validation_RT[: run.recipe.n_probe_sequences].long()
+    found = run.engine.probe(tokens_BT)
+    if found is not None:
+        metrics.write("probe", step, **found)

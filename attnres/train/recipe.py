@@ -11,7 +11,7 @@ from attnres.train.optim import OptimConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from attnres.models import AttnResForCausalLM
+    from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose sizes are those of a recipe
@@ -60,19 +60,24 @@ class ModelConfig:
 
     def build(self, vocab_size: int, seq_len: int) -> "AttnResForCausalLM":
         """The model with fresh weights, drawn from torch's global generator."""
+        from attnres.models import AttnResForCausalLM
+
+        return AttnResForCausalLM(self.config(vocab_size, seq_len))
+
+    def config(self, vocab_size: int, seq_len: int) -> "AttnResCausalLMConfig":
+        """The model without weights."""
         from huggingface_hub.errors import StrictDataclassError
 
-        from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
+        from attnres.models import AttnResCausalLMConfig
 
         try:
-            config = AttnResCausalLMConfig(
+            return AttnResCausalLMConfig(
                 text_config=self._text_config(vocab_size, seq_len),
                 residual=residual_to_json(self.residual),
             )
         except StrictDataclassError as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"transformers refuses the model: {reason}") from error
-        return AttnResForCausalLM(config)
 
     def _text_config(self, vocab_size: int, seq_len: int) -> "PreTrainedConfig":
         from transformers import AutoConfig

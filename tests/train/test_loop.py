@@ -9,22 +9,23 @@ from tiny_runs import RESIDUALS, final_weights, recipe, repeatable, rows, train_
 from torch import nn
 
 from attnres.residual import AttnRes
-from attnres.train import loop
+from attnres.train import loop, optim
 from attnres.train.data import DataConfig, load_data
+from attnres.train.engine import OneProcess
 from attnres.train.loop import train
 
 
 @pytest.fixture
 def seen(monkeypatch):
     """The tokens of every training forward pass."""
-    batches, loss = [], loop._loss
+    batches, loss = [], OneProcess._loss
 
-    def recording(run, tokens_BT):
-        if run.model.training:
+    def recording(engine, tokens_BT):
+        if engine.module.training:
             batches.append(tokens_BT.clone())
-        return loss(run, tokens_BT)
+        return loss(engine, tokens_BT)
 
-    monkeypatch.setattr(loop, "_loss", recording)
+    monkeypatch.setattr(OneProcess, "_loss", recording)
     return batches
 
 
@@ -97,10 +98,10 @@ def test_a_last_smaller_validation_batch_weighs_by_its_sequences(text, tmp_path)
         torch.manual_seed(0)
         run = loop._prepare(replace(own, batch_size=batch_size), load_data(own.data))
         with torch.no_grad():  # move the weights: every sequence has a loss of its own
-            for parameter in run.model.parameters():
+            for parameter in run.engine.module.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
         losses.append(loop.validate(run)["loss"])
-        assert run.model.training
+        assert run.engine.module.training
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
@@ -146,16 +147,21 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(text, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_harms_nothing(text, tmp_path, monkeypatch):
-    own, loss = recipe(text), loop._loss
+    own, set_lr, lrs = recipe(text), optim.set_lr, [0.0]
     train(own, tmp_path / "whole")
 
-    def spoiled(run, tokens_BT):
-        lr = run.optimizers[0].param_groups[0]["lr"]
-        late = run.model.training and lr < 0.6 * own.optim.lr
-        return loss(run, tokens_BT) * (math.nan if late and lr != own.optim.lr / 2 else 1)
+    def noting(*arguments):
+        lrs.append(set_lr(*arguments))
+        return lrs[-1]
 
+    def spoiled(engine, tokens_BT):
+        late = engine.module.training and lrs[-1] < 0.6 * own.optim.lr
+        return loss(engine, tokens_BT) * (math.nan if late and lrs[-1] != own.optim.lr / 2 else 1)
+
+    loss = OneProcess._loss
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_loss", spoiled)
+        patch.setattr(optim, "set_lr", noting)
+        patch.setattr(OneProcess, "_loss", spoiled)
         with pytest.raises(FloatingPointError, match="the loss is nan at step 6 of tiny"):
             train(own, tmp_path / "run")
     assert [row["step"] for row in rows(tmp_path / "run", "train")] == [1, 2, 3, 4, 5, 6]
@@ -164,13 +170,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_harms_nothing(text, tmp_path
 
 
 def test_a_gradient_that_is_not_finite_is_never_stepped_nor_saved(text, tmp_path, monkeypatch):
-    loss = loop._loss
+    loss = OneProcess._loss
 
-    def spoiled(run, tokens_BT):
-        zero = run.model.lm_head.weight.sum() * 0
-        return loss(run, tokens_BT) + (zero.sqrt() if run.model.training else 0)
+    def spoiled(engine, tokens_BT):
+        zero = engine.module.lm_head.weight.sum() * 0
+        return loss(engine, tokens_BT) + (zero.sqrt() if engine.module.training else 0)
 
-    monkeypatch.setattr(loop, "_loss", spoiled)
+    monkeypatch.setattr(OneProcess, "_loss", spoiled)
     with pytest.raises(FloatingPointError, match="gradient norm is nan at step 0 of tiny"):
         train(recipe(text, save_every=1), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
