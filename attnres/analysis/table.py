@@ -185,3 +185,26 @@ def _difference_text(row: SummaryRow) -> str:
 def _steps(row: SummaryRow) -> str:
     steps = f"{row.n_steps_done:,} of {_text(row.n_steps, ',')}"
     return steps if row.is_finished else f"{steps}, unfinished"
+
+
+def rich_columns(shown: Sequence[Column]) -> Table:
+    """Columns for a terminal; nothing is cut."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE)
+    for column in shown:
+        justify = "right" if column.is_number else "left"
+        table.add_column(Text(column.title), justify=justify, overflow="fold")
+    for cells in zip(*(column.cells for column in shown), strict=True):
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def to_markdown(shown: Sequence[Column]) -> str:
+    """Columns as a table of Markdown."""
+    lines = [[column.title for column in shown]]
+    lines.append(["---:" if column.is_number else "---" for column in shown])
+    lines += [list(cells) for cells in zip(*(column.cells for column in shown), strict=True)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

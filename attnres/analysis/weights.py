@@ -1,5 +1,7 @@
 """Depth weights of a run, as its last probe and its probes over training have them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from attnres.analysis.runs import Run
@@ -20,7 +22,11 @@ def is_untrained(run: Run) -> bool:
 
 def weight_grid(run: Run) -> tuple[np.ndarray, list[str]]:
     """Weights as reader x source, NaN where a reader has no such source, and the sources' names."""
-    rows = (run.last("probe") or {})["weights"]
+    return reader_grid(run, (run.last("probe") or {})["weights"])
+
+
+def reader_grid(run: Run, rows: Sequence[Sequence[float]]) -> tuple[np.ndarray, list[str]]:
+    """Figures by reader and source, laid out as `weight_grid` does."""
     closed = {end + 1 for end in run.block_ends}  # readers right after a block: no partial yet
     n_sources = len(closed) + 2 if closed else max(map(len, rows))
     names = [f"b{source}" for source in range(n_sources)]

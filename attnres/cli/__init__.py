@@ -9,15 +9,18 @@ from collections.abc import Callable
 from importlib import metadata
 
 from attnres.arguments import fail, show_warnings_in_a_line
+from attnres.cli.analyses import ablate, dynamics
 from attnres.cli.conformance import conform
 from attnres.cli.costs import cost
 from attnres.cli.experiments import experiment
+from attnres.cli.fits import fit
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
 from attnres.cli.pipelines import pipeline_plan
 from attnres.cli.ranks import fail_if_lost, fail_once, is_one_of_many
 from attnres.cli.reports import report
 from attnres.cli.serving import serve
+from attnres.cli.texts import corpus
 from attnres.cli.training import demo, train
 from attnres.quiet import silence_imports
 
@@ -26,6 +29,10 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "report": report,
     "experiment": experiment,
+    "fit": fit,
+    "dynamics": dynamics,
+    "ablate": ablate,
+    "corpus": corpus,
     "convert": convert,
     "generate": generate,
     "serve": serve,
@@ -36,7 +43,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "conform": conform,
 }
 OVER_RANKS = ("train",)  # commands that several processes share
-RESUMED = ("demo", "train", "experiment")  # commands that go on where they were interrupted
+# Commands that go on where they were interrupted
+RESUMED = ("demo", "train", "experiment", "corpus")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from attnres.experiment.results import Row
     from attnres.experiment.runner import Place
     from attnres.experiment.study import Study
+    from attnres.experiment.sweep import At
 
 
 def experiment(arguments: list[str]) -> None:
@@ -44,24 +45,33 @@ def experiment(arguments: list[str]) -> None:
         """where run folders go"""
 
     chosen = parse(Experiment, "experiment", experiment, arguments)
-    from attnres.experiment.folder import find_folder
+    from attnres.experiment.folder import find_folder, points
     from attnres.experiment.results import read_rows
     from attnres.experiment.runner import Place
+    from attnres.experiment.sweep import At
 
     if chosen.processes < 1 or (chosen.seeds is not None and chosen.seeds < 1):
         raise ValueError("--processes and --seeds are at least 1")
-    place = Place(find_folder(chosen.study), chosen.quick, chosen.folder.resolve(), chosen.seeds)
-    study = place.load()
-    out = place.runs / study.name if chosen.quick else place.study
-    if chosen.summary:
-        rows = read_rows(out / "results.csv", study)
-    else:
-        rows = _run(place, study, chosen.only, out, chosen.processes)
-    _summarise(study, rows, out)
+    folder = find_folder(chosen.study)
+    found, out = list[At](), folder
+    for point in points(folder):
+        place = Place(folder, chosen.quick, chosen.folder.resolve(), chosen.seeds, point)
+        study = place.load()
+        if chosen.quick:
+            out = place.runs / (f"{folder.name}-quick" if point else study.name)
+        file = out / (f"results-{point}.csv" if point else "results.csv")
+        if chosen.summary:
+            rows = read_rows(file, study)
+        else:
+            rows = _run(place, study, chosen.only, file, chosen.processes)
+        if not point:
+            return _summarise(study, rows, out)
+        found.append(At(point, study, rows))
+    _summarise_sweep(folder.name, found, out)
 
 
 def _run(
-    place: "Place", study: "Study", only: Sequence[str], out: Path, n_processes: int
+    place: "Place", study: "Study", only: Sequence[str], file: Path, n_processes: int
 ) -> "list[Row]":
     from attnres.experiment.progress import StudyProgress
     from attnres.experiment.runner import run_study
@@ -69,7 +79,7 @@ def _run(
     arms = study.choose(only)
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with StudyProgress(study.name, study.base.n_steps) as progress:
-        return run_study(place, arms, out / "results.csv", n_processes, progress)
+        return run_study(place, arms, file, n_processes, progress)
 
 
 def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
@@ -94,3 +104,35 @@ def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
     for note in summary.notes(study, arms):
         console.print(note, markup=False, highlight=False)
     print(f"rows: {out / 'results.csv'}; page: {out / 'summary.md'}")
+
+
+def _summarise_sweep(name: str, found: "Sequence[At]", out: Path) -> None:
+    """The table of all points, their rows for `attnres fit`, and the law where there is one."""
+    from rich.console import Console
+
+    from attnres.analysis import fit_page
+    from attnres.analysis.bootstrap import Plan, estimate
+    from attnres.analysis.compute import WORDS
+    from attnres.analysis.table import rich_columns, to_markdown
+    from attnres.experiment import sweep
+    from attnres.experiment.study import REFERENCE
+    from attnres.train.run_folder import write_atomically
+
+    table = sweep.columns(found)
+    if not table[0].cells:
+        raise ValueError(f"there are no rows in {out}")
+    Console().print(rich_columns(table))
+    page = [f"# {name}\n", to_markdown(table), f"{WORDS['attention']}.\n"]
+    write_atomically(out / "points.csv", sweep.to_csv(found))
+    try:
+        points, plan = sweep.points_of(found), Plan()
+        budgets = [float(budget) for budget in points.of(REFERENCE)[0]]
+        estimates = estimate(points, REFERENCE, budgets, plan)
+    except ValueError as error:
+        page.append(f"No law of loss over compute: {error}.\n")
+    else:
+        page += [to_markdown(each) for each in fit_page.tables(points, estimates, plan)]
+        page.append("\n".join(fit_page.notes(points, estimates, REFERENCE, plan)) + "\n")
+        fit_page.write(out, "\n".join(page), points, estimates, REFERENCE)
+    write_atomically(out / "summary.md", "\n".join(page))
+    print(page[-1] + f"page: {out / 'summary.md'}")

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import attnres
 from attnres.experiment.study import Study, quick
+from attnres.experiment.sweep import Sweep, quicker
 
 HERE = Path("experiments")
 OF_THE_REPOSITORY = Path(attnres.__file__).parent.parent / "experiments"
@@ -22,20 +23,36 @@ def find_folder(name: str) -> Path:
     raise ValueError(f"no study {name!r}: no such folder with a runs.py; there are: {known}")
 
 
-def load_study(folder: Path, is_quick: bool = False, n_seeds: int | None = None) -> Study:
+def load_study(
+    folder: Path, is_quick: bool = False, n_seeds: int | None = None, point: str = ""
+) -> Study:
     """What `study()` of runs.py returns; a method that runs.py registers is then known.
 
-    `n_seeds` seeds, from 0 on, stand in place of the study's own.
+    `n_seeds` seeds, from 0 on, stand in place of the study's own. Of a `Sweep` it is the study at
+    one point.
     """
+    loaded = load_any(folder)
+    study = loaded.studies[point] if isinstance(loaded, Sweep) else loaded
+    if is_quick:
+        study = quick(study) if not point else quicker(study)
+    return study if n_seeds is None else replace(study, seeds=tuple(range(n_seeds)))
+
+
+def points(folder: Path) -> list[str]:
+    """Those of a sweep; of a study one without a name."""
+    loaded = load_any(folder)
+    return [*loaded.studies] if isinstance(loaded, Sweep) else [""]
+
+
+def load_any(folder: Path) -> Study | Sweep:
     file = folder / "runs.py"
     try:
         study = _load(file).study()
     except (ImportError, AttributeError, SyntaxError, TypeError) as error:
         raise ValueError(f"study() of {file}: {error}") from error
-    if not isinstance(study, Study):
-        raise ValueError(f"study() of {file} returns {study!r}, not a Study")
-    study = quick(study) if is_quick else study
-    return study if n_seeds is None else replace(study, seeds=tuple(range(n_seeds)))
+    if not isinstance(study, Study | Sweep):
+        raise ValueError(f"study() of {file} returns {study!r}, neither Study nor Sweep")
+    return study
 
 
 def _load(file: Path) -> ModuleType:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from attnres.analysis.table import MINUS, MISSING, Column
+from attnres.analysis.table import MINUS, MISSING, Column, rich_columns
+from attnres.analysis.table import to_markdown as table_to_markdown
 from attnres.experiment.paired import Difference
 from attnres.experiment.study import Study
 from attnres.experiment.summary import ArmSummary, notes
@@ -44,18 +45,7 @@ def columns(arms: Sequence[ArmSummary]) -> list[Column]:
 
 def rich_table(arms: Sequence[ArmSummary]) -> "Table":
     """The table for a terminal, where 80 characters hold some of the columns; nothing is cut."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE)
-    found = [column for column in columns(arms) if column.title in IN_A_TERMINAL]
-    for column in found:
-        justify = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold")
-    for cells in zip(*(column.cells for column in found), strict=True):
-        table.add_row(*map(Text, cells))
-    return table
+    return rich_columns([column for column in columns(arms) if column.title in IN_A_TERMINAL])
 
 
 def to_csv(arms: Sequence[ArmSummary]) -> str:
@@ -70,15 +60,8 @@ def to_csv(arms: Sequence[ArmSummary]) -> str:
 
 def to_markdown(study: Study, arms: Sequence[ArmSummary]) -> str:
     """The table and its notes, as a page."""
-    table = columns(arms)
-    lines = [f"# {study.name}", "", _line([column.title for column in table])]
-    lines.append(_line(["---:" if column.is_number else "---" for column in table]))
-    lines += [_line(cells) for cells in zip(*(column.cells for column in table), strict=True)]
-    return "\n".join([*lines, "", *notes(study, arms)]) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    table = table_to_markdown(columns(arms))
+    return "\n".join([f"# {study.name}", "", table, *notes(study, arms)]) + "\n"
 
 
 def _text(value: float | None, spec: str) -> str:

@@ -65,6 +65,7 @@ def write_rows(file: Path, rows: Sequence[Row]) -> None:
 
 def best_lr(study: Study, rows: Sequence[Row], arm: str) -> float | None:
     """The rate of lowest loss on the tuning part; None before all are tried, or if all diverged."""
+    arm = study.tuned_by(arm)
     tried = {row.lr: row.tuning_loss for row in rows if row.arm == arm and row.phase == "tuning"}
     if not set(study.learning_rates) <= set(tried):
         return None
@@ -88,7 +89,7 @@ def n_left(study: Study, rows: Sequence[Row], arms: Sequence[str]) -> int:
     for arm in arms:
         lr = best_lr(study, rows, arm)
         left += sum(trial not in done for trial in trials(study, arm, lr))
-        tuned = all(trial in done for trial in trials(study, arm, None))
+        tuned = all(trial in done for trial in trials(study, study.tuned_by(arm), None))
         left += 0 if tuned else len(study.seeds)
     return left
 

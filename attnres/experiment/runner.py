@@ -47,9 +47,10 @@ class Place(NamedTuple):
     is_quick: bool
     runs: Path  # folder of all studies' runs
     n_seeds: int | None = None  # in place of the study's own
+    point: str = ""  # of a sweep
 
     def load(self) -> Study:
-        return load_study(self.study, self.is_quick, self.n_seeds)
+        return load_study(self.study, self.is_quick, self.n_seeds, self.point)
 
 
 class Failure(NamedTuple):

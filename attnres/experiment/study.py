@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from attnres.residual import ResidualConfig, StandardConfig, parse_residual
@@ -48,6 +49,8 @@ class Study:
         n_scored: held-out sequences, at most, of each of the two parts.
         in_order: show the arms as they stand here; else from the lowest loss to the highest.
         paper: what another work reports for an arm, nats a token, beside which the table stands.
+        rates_of_reference: only "standard" tries the rates, and every arm runs at its best one, as
+            where hyper-parameters are those of the baseline.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Study:
     n_scored: int = 512
     in_order: bool = False
     paper: Mapping[str, float] = field(default_factory=dict)
+    rates_of_reference: bool = False
 
     def __post_init__(self):
         if REFERENCE not in self.arms:
@@ -99,12 +103,17 @@ class Study:
     def choose(self, arms: Iterable[str]) -> tuple[str, ...]:
         """The arms of these names, all where there is none, in order; each must be possible."""
         wanted = set(arms) or set(self.arms)
+        wanted |= {REFERENCE} if self.rates_of_reference else set()
         for name in sorted(wanted):
             self._check_arm(name)
         chosen = tuple(name for name in self.arms if name in wanted)
         for name in chosen:
             self.recipe(Trial("tuning", name, self.learning_rates[0], self.tuning_seed))
         return chosen
+
+    def tuned_by(self, arm: str) -> str:
+        """The arm that tries the rates for this one."""
+        return REFERENCE if self.rates_of_reference else arm
 
     @property
     def fingerprint(self) -> str:
@@ -119,7 +128,12 @@ class Study:
             model=replace(self.base.model, residual=StandardConfig()),
             optim=replace(self.base.optim, lr=1.0),
         )
-        rest = {"version": self.version, "seed": self.tuning_seed, "n_scored": self.n_scored}
+        rest: dict[str, Any] = {
+            "version": self.version,
+            "seed": self.tuning_seed,
+            "n_scored": self.n_scored,
+        }
+        rest |= {"rates_of_reference": True} if self.rates_of_reference else {}
         text = json.dumps({"recipe": _given(base), **rest}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -131,7 +145,8 @@ class Study:
 
 def trials(study: Study, arm: str, best_lr: float | None) -> list[Trial]:
     """The runs of an arm: those that tune, and where a rate is chosen, those with every seed."""
-    tuning = [Trial("tuning", arm, lr, study.tuning_seed) for lr in study.learning_rates]
+    rates = study.learning_rates if study.tuned_by(arm) == arm else ()
+    tuning = [Trial("tuning", arm, lr, study.tuning_seed) for lr in rates]
     if best_lr is None:
         return tuning
     return tuning + [Trial("final", arm, best_lr, seed) for seed in study.seeds]
@@ -141,12 +156,14 @@ def quick(study: Study) -> Study:
     """The same arms at a size of seconds: that all runs work, and nothing of the answer."""
     base, rates = study.base, study.learning_rates
     model = replace(base.model, dim=32, n_heads=2, n_kv_heads=2, mlp_dim=64)
+    data = base.data if Path(base.data.path).exists() else replace(base.data, path="")
     return replace(
         study,
         name=f"{study.name}-quick",
         base=replace(
             base,
             model=model,
+            data=data,
             optim=replace(base.optim, warmup_steps=2),
             n_steps=8,
             batch_size=4,

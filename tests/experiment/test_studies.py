@@ -2,7 +2,8 @@
 
 import pytest
 
-from attnres.experiment.folder import OF_THE_REPOSITORY, load_study
+from attnres.experiment.folder import OF_THE_REPOSITORY, load_study, points
+from attnres.experiment.sweep import compute_of
 from attnres.residual import RESIDUALS
 
 OF_ONE_BASE = ("methods", "components", "block_size")
@@ -34,3 +35,29 @@ def test_every_registered_method_is_an_arm_also_one_of_ones_own(monkeypatch):
 
 def test_three_studies_have_one_base():
     assert len({load_study(OF_THE_REPOSITORY / name).fingerprint for name in OF_ONE_BASE}) == 1
+
+
+@pytest.mark.parametrize("name", ["scaling_law", "depth", "depth_width", "dynamics"])
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_every_point_is_possible(name, is_quick):
+    folder = OF_THE_REPOSITORY / name
+    for point in points(folder):
+        study = load_study(folder, is_quick, point=point)
+        assert study.choose(()) == tuple(study.arms)
+        assert study.rates_of_reference
+
+
+def test_all_shapes_of_depth_width_take_the_same_compute():
+    folder = OF_THE_REPOSITORY / "depth_width"
+    studies = [load_study(folder, point=point) for point in points(folder)]
+    budgets = [compute_of(each, "standard").total("attention") for each in studies]
+    assert max(budgets) < 1.005 * min(budgets)
+
+
+def test_scaling_law_has_five_sizes_over_two_orders_of_compute():
+    folder = OF_THE_REPOSITORY / "scaling_law"
+    studies = [load_study(folder, point=point) for point in points(folder)]
+    budgets = [compute_of(each, "standard").total("attention") for each in studies]
+    assert len(budgets) == 5
+    assert budgets == sorted(budgets)
+    assert budgets[-1] > 100 * budgets[0]

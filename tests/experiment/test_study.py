@@ -133,7 +133,7 @@ def test_a_study_is_found_by_folder_or_name_and_loaded(tmp_path, monkeypatch):
     ("text", "words"),
     [
         ("x = 1", "has no attribute 'study'"),
-        ("def study(): return 1", "returns 1, not a Study"),
+        ("def study(): return 1", "returns 1, neither Study nor Sweep"),
         ("def study(:", "invalid syntax"),
         ("import not_there", "not_there"),
     ],
