@@ -48,9 +48,6 @@ def _free_port() -> int:
 @pytest.fixture(scope="module")
 def server(folder) -> Iterator[str]:
     """The address of a running server."""
-    pytest.importorskip("uvicorn", reason="needs the extra `serve`")
-    pytest.importorskip("fastapi", reason="needs the extra `serve`")
-    pytest.importorskip("openai", reason="needs the extra `serve`")
     port = _free_port()
     command = [sys.executable, "-m", "attnres.cli", "serve", str(folder), "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
