@@ -1,9 +1,6 @@
 """What ranks of a pipeline tell each other beside tensors: that they are alike, and failures."""
 
 import datetime
-import hashlib
-import json
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Any, NoReturn
@@ -17,24 +14,6 @@ _numbers = count()  # of the notices of this process, the same on each rank
 
 class PipelineError(RuntimeError):
     """A rank of the pipeline has failed; no rank can go on with this group."""
-
-
-def check_alike(group: Any, given: Mapping[str, Any]) -> None:
-    """ValueError on every rank where two differ in what they were given, which is made JSON."""
-    mine = {name: json.dumps(value, sort_keys=True, default=str) for name, value in given.items()}
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, {name: _short(text) for name, text in mine.items()}, group=group)
-    for rank, theirs in enumerate(found):
-        for name, text in theirs.items():
-            if text != found[0].get(name):
-                raise ValueError(
-                    f"the ranks of a pipeline must be alike: {name} is {found[0].get(name)} on "
-                    f"rank 0 and {text} on rank {rank}"
-                )
-
-
-def _short(text: str) -> str:
-    return text if len(text) < 60 else f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Notice:

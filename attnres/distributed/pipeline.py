@@ -22,7 +22,8 @@ from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from attnres.distributed.agreement import Notice, check_alike
+from attnres.distributed import world
+from attnres.distributed.agreement import Notice
 from attnres.distributed.carried import carried
 from attnres.distributed.partial_model import Partial, load_weights
 from attnres.distributed.plan import PipelinePlan
@@ -100,7 +101,7 @@ class Pipeline:
             "weights": weights,
             "state of torch's generator": torch.get_rng_state().tolist(),
         }
-        check_alike(self.group, given)
+        world.check_alike(given, self.group)
         self._notice = Notice(self.group, self.device)
         self._partial = Partial(config, plan.chunks, self.rank)
         self.module = self._partial.model

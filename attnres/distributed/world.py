@@ -6,6 +6,7 @@ variables. Facts and errors travel as objects over the group's CPU backend, befo
 
 import datetime
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,16 +87,22 @@ def check_n_ranks(n_stages: int) -> None:
         )
 
 
-def check_alike(facts: dict[str, Any]) -> None:
-    """ValueError, on every rank the same, where a rank has another value than rank 0."""
-    first, *others = gathered(facts)
+def check_alike(facts: dict[str, Any], group: Any = None) -> None:
+    """ValueError, on every rank of a group the same, where one has another value than its first."""
+    first, *others = gathered({name: _shown(value) for name, value in facts.items()}, group)
     for other, theirs in enumerate(others, 1):
         for name in dict.fromkeys((*first, *theirs)):
             if first.get(name) != theirs.get(name):
                 raise ValueError(
-                    f"the processes differ: {name} is {first.get(name)!r} on rank 0 and "
-                    f"{theirs.get(name)!r} on rank {other}"
+                    f"the processes differ: {name} is {first.get(name)} on rank 0 and "
+                    f"{theirs.get(name)} on rank {other}"
                 )
+
+
+def _shown(value: Any) -> str:
+    """A value as JSON, or a digest of that where it is long."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return text if len(text) < 60 else f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def together(make: Callable[[], Value]) -> Value:
@@ -140,10 +147,10 @@ def _attempt(make: Callable[[], Value]) -> tuple[Value | None, Failure | None]:
         return None, (ValueError, str(error))
 
 
-def gathered(value: Value) -> list[Value]:
-    """Of every rank, in order."""
+def gathered(value: Value, group: Any = None) -> list[Value]:
+    """Of every rank of a group, or of all there are, in order."""
     if n_ranks() == 1:
         return [value]
-    found: list[Any] = [None] * n_ranks()
-    dist.all_gather_object(found, value)
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
     return found
