@@ -73,8 +73,7 @@ def saved_vectors(residual: Residual[Any], embed_TD: Tensor) -> float:
 
 def _state_vectors(residual: Residual[Any], embed_TD: Tensor) -> tuple[float, float]:
     """Over the states before each layer together, and of the largest state."""
-    with torch.no_grad():
-        states = [_storages(x) for x in _states(residual, embed_TD)]
+    states = [_storages(x) for x in _states(residual, embed_TD)]
     between_layers: dict[int, int] = {}
     for state in states[:-1:SUBLAYERS_PER_LAYER]:
         between_layers |= {key: storage.nbytes() for key, storage in state.items()}

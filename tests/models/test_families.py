@@ -153,7 +153,8 @@ def test_another_setting_that_no_shape_shows_is_refused_by_name(name, tmp_path):
 
 def test_every_such_setting_is_that_of_a_family():
     made = [text_config(family) for family in FAMILIES]
-    for name in SHAPELESS_SETTINGS:
+    of_a_dict = {"gate_lower_bound"}  # linear_attn_config of Kimi K3, which other tests give
+    for name in set(SHAPELESS_SETTINGS) - of_a_dict:
         assert any(hasattr(one, name) for one in made), name
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_budget import assert_kernel_within_budget, random_case, run, run_reference
 
-from attnres.ops import cpu, cpu_build
+from attnres.ops import cpu, cpu_build, cpu_quick
 from attnres.ops.cpu import CpuKernel
 from attnres.ops.kernel import Upstream
 
@@ -91,7 +91,7 @@ def test_writing_past_the_caches_changes_nothing(dim, dtype, monkeypatch):
 @every_dtype
 @pytest.mark.parametrize("n_queries", [1, 5])
 def test_the_number_of_threads_changes_nothing(n_queries, dtype, monkeypatch):
-    monkeypatch.setattr(cpu, "NUMBERS_A_THREAD", 1)
+    monkeypatch.setattr(cpu_quick, "NUMBERS_A_THREAD", 1)
     case = random_case(n_queries, 3, 211, 40, dtype=dtype, with_given=True)
     n_threads = torch.get_num_threads()
     try:
