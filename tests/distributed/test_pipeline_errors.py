@@ -63,7 +63,7 @@ def _refusals(rank):
     found = []
 
     def refused(made, planned, **settings):
-        with pytest.raises(ValueError, match="pipeline|processes differ") as error:
+        with pytest.raises(ValueError, match=r"pipeline|processes differ") as error:
             Pipeline(made, planned, **(SIZES | settings))
         found.append(str(error.value))
 
