@@ -30,8 +30,8 @@ pretrained: .venv/installed
 bench: .venv/bench
 	$(BIN)/python benchmarks/depth_attention.py --json build/bench/depth_attention.json $(BENCH)
 	$(BIN)/python benchmarks/train_step.py --json build/bench/train_step.json $(BENCH)
-	$(BIN)/python benchmarks/decode.py --threads 1 --json build/bench/decode.json
-	$(BIN)/python benchmarks/prefill.py --json build/bench/prefill.json
+	$(BIN)/python benchmarks/decode.py --threads 1 --json build/bench/decode.json $(BENCH)
+	$(BIN)/python benchmarks/prefill.py --json build/bench/prefill.json $(BENCH)
 
 .venv/installed: pyproject.toml setup.py attnres/ops/cpu_build.py attnres/ops/cpu.cpp attnres/ops/cpu_interface.h attnres/ops/cpu_rows.h attnres/ops/cpu_vector.h
 	$(PYTHON) -m venv .venv

@@ -1,7 +1,7 @@
 """Decode and prefill, measured and said alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ PLAIN, STANDARD = "path: plain sum", "step: standard"
 
 @dataclass(frozen=True)
 class Settings:
+    quick: bool = False
+    """the first width alone, batch 1, float32, paths without whole steps"""
     threads: int = 0
     """threads of torch; 0 is torch's own number"""
     rounds: int = 9
@@ -100,6 +102,9 @@ def _complete(settings: Settings) -> Settings:
         raise ValueError(f"8 blocks need at least 4 layers, got {settings.n_layers}")
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if settings.quick:
+        small = replace(settings, dim=settings.dim[:1], batch=(1,), dtype=settings.dtype[:1])
+        return replace(small, rounds=min(settings.rounds, 5), whole_steps=False)
     return settings
 
 
