@@ -11,13 +11,9 @@ Clock, allocator and rounds are those of benchmarks/depth_attention.py. No time 
 residual path errs (exit status 1).
 """
 
-import sys
-
-import tyro
-from correctness import WrongError
+from command import run_command
 from inference_rows import Kind, Settings, run
 from inference_step import decode_case
-from machine import keep_pages
 
 LIMITS = {
     ("float32", dim, layout): limit
@@ -32,11 +28,4 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    chosen = tyro.cli(Settings, prog="python benchmarks/decode.py", description=__doc__)
-    keep_pages()
-    try:
-        main(chosen)
-    except WrongError as wrong:
-        sys.exit(f"no time is printed while a residual path errs:\n{wrong}")
-    except ValueError as error:
-        sys.exit(str(error))
+    run_command(main, Settings, "decode.py", "a residual path", __doc__ or "")

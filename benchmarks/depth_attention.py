@@ -14,7 +14,6 @@ set (GLIBC_TUNABLES= keeps glibc's defaults), the benchmark starts itself again 
 freed pages. No time is printed while an implementation errs (exit status 1).
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +21,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-import tyro
 from bandwidth import Floor
+from command import run_command
 from contestants import PAPER, Contestant, contestants, random_inputs
-from correctness import WrongError, check_all
+from correctness import check_all
 from depth_goals import goals_of
-from machine import describe_machine, keep_pages, print_machine
+from machine import describe_machine, print_machine
 from phase_one import check_queries, measure_queries
 from report import print_goals, print_table, write_json
 from rounds import Case, Ratio, Timing, measure, ratio, summary
@@ -241,11 +240,4 @@ def _load() -> list[float]:
 
 
 if __name__ == "__main__":
-    chosen = tyro.cli(Settings, prog="python benchmarks/depth_attention.py", description=__doc__)
-    keep_pages()
-    try:
-        main(chosen)
-    except WrongError as wrong:
-        sys.exit(f"no time is printed while an implementation errs:\n{wrong}")
-    except ValueError as error:
-        sys.exit(str(error))
+    run_command(main, Settings, "depth_attention.py", "an implementation", __doc__ or "")

@@ -17,8 +17,8 @@ from inference_step import (
 )
 from llama_step import Size
 from machine import describe_machine, multiplies_slowly, print_machine
-from report import Goal, print_goals, print_table, worst, write_json
-from rounds import Case, Ratio, Timing, measure, ratio, summary
+from report import Goal, print_goals, print_steps, worst, write_json
+from rounds import Case, Timing, measure, ratio, summary
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PLAIN, STANDARD = "path: plain sum", "step: standard"
@@ -149,28 +149,16 @@ def _measure_size(
 
 def _print_rows(kind: Kind, size: Size, rows: list[dict[str, Any]]) -> None:
     usual, plain = (rows[0][name]["median_s"] * 1e3 for name in ("standard_step", "plain_path"))
-    tokens = f"{kind.n_tokens(size)} tokens" + (", context 512" if kind.is_decode else "")
+    tokens = f"{kind.n_tokens(size)} tokens" + (
+        f", context {size.n_tokens}" if kind.is_decode else ""
+    )
     title = (
         f"{kind.name}, d = {size.dim}, {rows[0]['n_parameters'] / 1e6:.0f} M parameters, "
         f"B = {size.batch}, {tokens}, {rows[0]['dtype']}, "
         f"{len(rows[0]['path']['samples_s'])} rounds: standard {usual:.4g} ms, of it the plain sum "
         f"{plain:.3g} ms"
     )
-    head = ("", "path, ms", "added to the step", "whole step over standard")
-    cells = [
-        (
-            row["who"],
-            f"{row['path']['median_s'] * 1e3:.4g}",
-            _percent(row["added"]),
-            str(row["step_ratio"] or "-"),
-        )
-        for row in rows
-    ]
-    print_table(title, head, cells)
-
-
-def _percent(share: Ratio) -> str:
-    return f"{share.median:+.1%} [{share.low:+.1%}, {share.high:+.1%}]"
+    print_steps(title, rows)
 
 
 def _goals(kind: Kind, rows: list[dict[str, Any]]) -> list[Goal]:

@@ -6,13 +6,9 @@ A prompt of 512 tokens without a KV cache, the logits of the last token, random 
 as benchmarks/decode.py.
 """
 
-import sys
-
-import tyro
-from correctness import WrongError
+from command import run_command
 from inference_rows import Kind, Settings, run
 from inference_step import prefill_case
-from machine import keep_pages
 
 LIMITS = {
     ("float32", 512, "Block"): 2.0,
@@ -29,11 +25,4 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    chosen = tyro.cli(Settings, prog="python benchmarks/prefill.py", description=__doc__)
-    keep_pages()
-    try:
-        main(chosen)
-    except WrongError as wrong:
-        sys.exit(f"no time is printed while a residual path errs:\n{wrong}")
-    except ValueError as error:
-        sys.exit(str(error))
+    run_command(main, Settings, "prefill.py", "a residual path", __doc__ or "")

@@ -1,9 +1,11 @@
 """What a benchmark hands over: tables on the screen, goals met or not, and JSON."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rounds import Ratio
 
 
 class Goal(NamedTuple):
@@ -61,3 +63,22 @@ def write_json(file: Path | None, result: dict[str, Any], goals: Iterable[Goal])
     content = {**result, "goals": [goal.to_json() for goal in goals]}
     file.write_text(json.dumps(content, indent=1, default=str) + "\n")
     print(f"\nwritten: {file}")
+
+
+def print_steps(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Residual paths by themselves, over the standard step, and of whole steps where timed."""
+    head = ("", "path, ms", "added to the step", "whole step over standard")
+    cells = [
+        (
+            row["who"],
+            f"{row['path']['median_s'] * 1e3:.4g}",
+            _percent(row["added"]),
+            str(row["step_ratio"] or "-"),
+        )
+        for row in rows
+    ]
+    print_table(title, head, cells)
+
+
+def _percent(share: Ratio) -> str:
+    return f"{share.median:+.1%} [{share.low:+.1%}, {share.high:+.1%}]"

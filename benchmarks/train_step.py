@@ -16,15 +16,13 @@ has no untimed one before it. Peak memory: see benchmarks/peak_memory.py. No tim
 a residual path errs (exit status 1).
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
-from correctness import WrongError
+from command import run_command
 from llama_step import (
     STANDARD,
     Size,
@@ -35,10 +33,10 @@ from llama_step import (
     step_case,
     variants,
 )
-from machine import describe_machine, keep_pages, multiplies_slowly, print_machine
+from machine import describe_machine, multiplies_slowly, print_machine
 from peak_memory import peak_memory
-from report import print_goals, print_table, write_json
-from rounds import Case, Ratio, Samples, Timing, measure, ratio, summary
+from report import print_goals, print_steps, print_table, write_json
+from rounds import Case, Samples, Timing, measure, ratio, summary
 from step_goals import goals_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -246,29 +244,8 @@ def _print_rows(size: Size, rows: list[dict[str, Any]], samples: Samples) -> Non
         f"{len(samples[PLAIN_PATH])} rounds: standard {usual * 1e3:.4g} ms, of it the plain sum "
         f"{plain * 1e3:.3g} ms"
     )
-    head = ("", "path, ms", "added to the step", "whole step over standard")
-    cells = [
-        (
-            row["who"],
-            f"{row['path']['median_s'] * 1e3:.4g}",
-            _percent(row["added"]),
-            str(row["step_ratio"] or "-"),
-        )
-        for row in rows
-    ]
-    print_table(title, head, cells)
-
-
-def _percent(share: Ratio) -> str:
-    return f"{share.median:+.1%} [{share.low:+.1%}, {share.high:+.1%}]"
+    print_steps(title, rows)
 
 
 if __name__ == "__main__":
-    chosen = tyro.cli(Settings, prog="python benchmarks/train_step.py", description=__doc__)
-    keep_pages()
-    try:
-        main(chosen)
-    except WrongError as wrong:
-        sys.exit(f"no time is printed while a residual path errs:\n{wrong}")
-    except ValueError as error:
-        sys.exit(str(error))
+    run_command(main, Settings, "train_step.py", "a residual path", __doc__ or "")

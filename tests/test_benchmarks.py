@@ -151,9 +151,10 @@ def test_no_time_is_printed_while_an_implementation_errs(name, tmp_path):
     file = tmp_path / "times.json"
     code = f"""
 import {name} as benchmark, tyro
+from correctness import WrongError
 try:
     benchmark.main(tyro.cli(benchmark.Settings, args={[*TINY[name], "--json", str(file)]}))
-except benchmark.WrongError as wrong:
+except WrongError as wrong:
     raise SystemExit(f"refused: {{wrong}}")
 """
     done = run(["-c", WRONG + code])
@@ -168,6 +169,7 @@ except benchmark.WrongError as wrong:
 def test_it_explains_itself_and_refuses_bad_values_in_a_line(name):
     code = f"""
 import {name} as benchmark, tyro
+from correctness import WrongError
 try:
     benchmark.main(benchmark.Settings(dtype=("float8",)))
 except ValueError as error:

@@ -51,7 +51,7 @@ def _was_said(message: str) -> bool:
     key = f"attnres/said/{hashlib.sha256(message.encode()).hexdigest()}"
     try:
         timeout = timedelta(seconds=STORE_TIMEOUT_S)
-        store = dist.TCPStore(  # type: ignore[attr-defined]
+        store = dist.TCPStore(  # type: ignore[attr-defined]  not in its stubs
             host, int(port), is_master=False, timeout=timeout
         )
         return store.add(key, 1) > 1

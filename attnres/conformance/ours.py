@@ -28,8 +28,8 @@ def block(
 ) -> list[Tensor]:
     """Kind "block": `AttnRes`."""
     layout = BlockLayout.of(len(outputs), sublayers_per_block=sublayers_per_block)
-    residual = _with_parameters(AttnRes(embed.shape[-1], layout, eps), queries, key_weights)
-    return _reads(residual, embed, [lambda h, out=out: out for out in outputs])
+    residual = AttnRes(embed.shape[-1], layout, eps)
+    return _reads_of(residual, embed, outputs, queries, key_weights)
 
 
 def two_phase(
@@ -42,8 +42,8 @@ def two_phase(
 ) -> list[Tensor]:
     """Kind "block": `TwoPhase`."""
     layout = BlockLayout.of(len(outputs), sublayers_per_block=sublayers_per_block)
-    residual = _with_parameters(TwoPhase(embed.shape[-1], layout, eps=eps), queries, key_weights)
-    return _reads(residual, embed, [lambda h, out=out: out for out in outputs])
+    residual = TwoPhase(embed.shape[-1], layout, eps=eps)
+    return _reads_of(residual, embed, outputs, queries, key_weights)
 
 
 def model(
@@ -67,6 +67,17 @@ def start(dim: int, n_sublayers: int) -> tuple[Tensor, Tensor]:
     return torch.stack(queries), torch.stack(key_weights)
 
 
+def _reads_of(
+    residual: Method,
+    embed: Tensor,
+    outputs: Sequence[Tensor],
+    queries: Tensor,
+    key_weights: Tensor,
+) -> list[Tensor]:
+    given = _with_parameters(residual, queries, key_weights)
+    return _reads(given, embed, [lambda h, out=out: out for out in outputs])
+
+
 def _reads(
     residual: Method, embed: Tensor, sublayers: Sequence[Callable[[Tensor], Tensor]]
 ) -> list[Tensor]:
@@ -74,15 +85,15 @@ def _reads(
     for depth, sublayer in enumerate(sublayers):
         h, state = residual.read(state, depth)  # type: ignore[arg-type]  the state is its own
         reads.append(h)
-        state = residual.write(state, depth, sublayer(h))  # type: ignore[arg-type]
-    return [*reads, residual.finish(state)]  # type: ignore[arg-type]
+        state = residual.write(state, depth, sublayer(h))  # type: ignore[arg-type]  likewise
+    return [*reads, residual.finish(state)]  # type: ignore[arg-type]  likewise
 
 
 def _with_parameters(residual: Method, queries: Tensor, key_weights: Tensor) -> Method:
     """The method with these tensors in the place of its parameters, so that they get gradients."""
     for depth, reader in enumerate(_readers(residual), 1):
         del reader.query, reader.key_weight
-        reader.query, reader.key_weight = queries[depth], key_weights[depth]  # type: ignore
+        reader.query, reader.key_weight = queries[depth], key_weights[depth]  # type: ignore[assignment]  no leaves
     return residual
 
 

@@ -74,7 +74,7 @@ class DataParallel(ManyProcesses, OneProcess):
         if self._is_sharded:
             shard(self.model, mesh, bfloat16=recipe.precision == "bfloat16")
         else:
-            self.forward = replicate(self.forward, mesh)  # type: ignore[arg-type]
+            self.forward = replicate(self.forward, mesh)  # type: ignore[arg-type]  a module, also compiled
 
     def backward(self, batches: Sequence[Tensor]) -> float:
         total = 0.0
