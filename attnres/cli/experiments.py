@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attnres.arguments import parse
 
 if TYPE_CHECKING:
+    from attnres.experiment.listed import Part
     from attnres.experiment.results import Row
     from attnres.experiment.runner import Place
     from attnres.experiment.study import Study
@@ -23,7 +24,8 @@ def experiment(arguments: list[str]) -> None:
 
     STUDY is methods, components, block_size, or a folder of your own with a runs.py that has a
     function study(). Rows go to results.csv in its folder; with --quick, whose figures mean
-    nothing, all goes to the folder of runs.
+    nothing, all goes to the folder of runs. With --list and --run each run is a job of its own,
+    on any machine that shares the folders.
     """
     import tyro
 
@@ -41,42 +43,103 @@ def experiment(arguments: list[str]) -> None:
         """runs at once, of one thread each; results do not depend on it"""
         summary: bool = False
         """run nothing: write table and figures of the rows there are"""
+        list: bool = False
+        """run nothing: number all runs, first those that tune"""
+        run: int | None = None
+        """make the run of this number alone; several such commands may go on at once"""
         folder: Path = Path("runs")
         """where run folders go"""
 
     chosen = parse(Experiment, "experiment", experiment, arguments)
-    from attnres.experiment.folder import find_folder, points
-    from attnres.experiment.results import read_rows
-    from attnres.experiment.runner import Place
-    from attnres.experiment.sweep import At
+    from attnres.experiment.folder import find_folder
 
     if chosen.processes < 1 or (chosen.seeds is not None and chosen.seeds < 1):
         raise ValueError("--processes and --seeds are at least 1")
+    if sum((chosen.summary, chosen.list, chosen.run is not None)) > 1:
+        raise ValueError("--summary, --list and --run are each a command of its own")
     folder = find_folder(chosen.study)
+    if chosen.list or chosen.run is not None:
+        parts = [_part(chosen, folder, point) for point in _points(folder)]
+        return _list(parts) if chosen.run is None else _run_one(parts, chosen.run)
+    _run_all(chosen, folder)
+
+
+def _run_all(chosen: Any, folder: Path) -> None:
+    from attnres.experiment.results import read_rows
+    from attnres.experiment.sweep import At
+
     found, out = list[At](), folder
-    for point in points(folder):
-        place = Place(folder, chosen.quick, chosen.folder.resolve(), chosen.seeds, point)
-        study = place.load()
-        if chosen.quick:
-            out = place.runs / (f"{folder.name}-quick" if point else study.name)
-        file = out / (f"results-{point}.csv" if point else "results.csv")
-        if chosen.summary:
-            rows = read_rows(file, study)
-        else:
-            rows = _run(place, study, chosen.only, file, chosen.processes)
+    for point in _points(folder):
+        place, study, arms, file = _part(chosen, folder, point)
+        out = file.parent
+        rows = (
+            read_rows(file, study)
+            if chosen.summary
+            else _run(place, study, arms, file, chosen.processes)
+        )
         if not point:
             return _summarise(study, rows, out)
         found.append(At(point, study, rows))
     _summarise_sweep(folder.name, found, out)
 
 
+def _points(folder: Path) -> list[str]:
+    from attnres.experiment.folder import points
+
+    return points(folder)
+
+
+def _part(chosen: Any, folder: Path, point: str) -> "Part":
+    from attnres.experiment.listed import Part
+    from attnres.experiment.runner import Place
+
+    place = Place(folder, chosen.quick, chosen.folder.resolve(), chosen.seeds, point)
+    study, out = place.load(), folder
+    if chosen.quick:
+        out = place.runs / (f"{folder.name}-quick" if point else study.name)
+    file = out / (f"results-{point}.csv" if point else "results.csv")
+    return Part(place, study, () if chosen.summary else study.choose(chosen.only), file)
+
+
+def _list(parts: "Sequence[Part]") -> None:
+    """A line a run, and which numbers may go on at once."""
+    from attnres.experiment.listed import entries, is_done
+    from attnres.experiment.results import read_rows
+
+    rows = {part.results: read_rows(part.results, part.study) for part in parts}
+    studies = {part.place: part.study for part in parts}
+    found = entries(parts)
+    for number, entry in enumerate(found):
+        done = is_done(entry, studies[entry.place], rows[entry.results])
+        print(f"{number:5}  {entry.words}{'; done' if done else ''}")
+    n_tuning = sum(entry.phase == "tuning" for entry in found)
+    print(f"tuning: 0-{n_tuning - 1}\nfinal: {n_tuning}-{len(found) - 1}")
+
+
+def _run_one(parts: "Sequence[Part]", number: int) -> None:
+    import torch
+
+    from attnres.experiment.listed import entries, run_entry
+
+    found = entries(parts)
+    if not 0 <= number < len(found):
+        raise ValueError(f"there is no run {number}; the numbers are 0 to {len(found) - 1}")
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    torch.set_num_threads(1)  # as a worker of a whole study has
+    row = run_entry(found[number])
+    if row is None:
+        print(f"run {number}, {found[number].words}: it diverged at every rate, so there is none")
+    else:
+        loss = row.tuning_loss if row.phase == "tuning" else row.report_loss
+        print(f"run {number}, {row.trial.name}: {loss:.4f}; rows: {found[number].results}")
+
+
 def _run(
-    place: "Place", study: "Study", only: Sequence[str], file: Path, n_processes: int
+    place: "Place", study: "Study", arms: Sequence[str], file: Path, n_processes: int
 ) -> "list[Row]":
     from attnres.experiment.progress import StudyProgress
     from attnres.experiment.runner import run_study
 
-    arms = study.choose(only)
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with StudyProgress(study.name, study.base.n_steps) as progress:
         return run_study(place, arms, file, n_processes, progress)

@@ -3,7 +3,6 @@
 Workers end with the command that started them, however it ends; the command then resumes.
 """
 
-import fcntl
 import multiprocessing
 import signal
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from attnres.experiment.folder import load_study
+from attnres.experiment.locks import alone
 from attnres.experiment.results import Row, due, n_left, read_rows, write_rows
 from attnres.experiment.study import Study, Trial
 from attnres.quiet import silence_imports
@@ -72,7 +72,7 @@ def run_study(
     study, failed = place.load(), dict[str, str]()
     with ExitStack() as stack:
         for lock in (runs_folder(study, place.runs) / ".lock", results.with_suffix(".lock")):
-            stack.enter_context(_alone(lock))
+            stack.enter_context(alone(lock))
         rows = read_rows(results, study)
         n_workers = min(n_processes, n_left(study, rows, arms))
         workers = stack.enter_context(_workers(place, n_workers))
@@ -88,7 +88,7 @@ def run_study(
                     failed[trial.arm] = outcome.reason
                     watch.failed(trial, outcome.reason)
                     continue
-                _check_tokens(outcome, rows, results)
+                check_tokens(outcome, rows, results)
                 rows.append(outcome)
                 write_rows(results, rows)
                 watch.finished(outcome, len(rows), n_left(study, rows, arms))
@@ -158,7 +158,7 @@ def work(pipe: Connection, place: Place) -> None:
 
 def _outcome(place: Place, trial: Trial, pipe: Connection) -> Row | Failure:
     try:
-        study, tokens = _loaded(place)
+        study, tokens = loaded(place)
         from attnres.experiment.trial import run_trial
 
         return run_trial(study, trial, runs_folder(study, place.runs), tokens, pipe.send)
@@ -171,7 +171,7 @@ def _outcome(place: Place, trial: Trial, pipe: Connection) -> Row | Failure:
 
 
 @cache
-def _loaded(place: Place) -> "tuple[Study, TokenData]":
+def loaded(place: Place) -> "tuple[Study, TokenData]":
     silence_imports()
     from tqdm import tqdm
     from transformers.utils import logging
@@ -201,7 +201,8 @@ def _received(busy: list[Worker]) -> Iterator[tuple[Trial, Row | Failure]]:
             yield trial, outcome
 
 
-def _check_tokens(row: Row, rows: Sequence[Row], results: Path) -> None:
+def check_tokens(row: Row, rows: Sequence[Row], results: Path) -> None:
+    """ValueError where a run has read another text than those before it."""
     if rows and row.tokens != rows[0].tokens:
         raise ValueError(
             f"the text is {row.tokens} as tokens, that of the rows in {results} {rows[0].tokens}"
@@ -218,15 +219,3 @@ def _workers(place: Place, n_processes: int) -> Iterator[list[Worker]]:
     finally:
         for worker in workers:
             worker.stop()
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """ValueError where another command has this lock."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(f"another command is at work on this study: it has {file}") from error
-        yield
