@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from attnres.residual import ResidualConfig, StandardConfig, parse_residual
+from attnres.train.reasoning import is_reasoning
 from attnres.train.recipe import Recipe
 
 REFERENCE = "standard"  # the arm that all others are compared with
@@ -156,7 +157,8 @@ def quick(study: Study) -> Study:
     """The same arms at a size of seconds: that all runs work, and nothing of the answer."""
     base, rates = study.base, study.learning_rates
     model = replace(base.model, dim=32, n_heads=2, n_kv_heads=2, mlp_dim=64)
-    data = base.data if Path(base.data.path).exists() else replace(base.data, path="")
+    is_here = is_reasoning(base.data.path) or Path(base.data.path).exists()
+    data = base.data if is_here else replace(base.data, path="")
     return replace(
         study,
         name=f"{study.name}-quick",

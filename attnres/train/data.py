@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnres.cache import cache_folder
 from attnres.train.corpus import embedded_documents, read_documents
+from attnres.train.reasoning import is_reasoning, reasoning_documents
 from attnres.train.token_cache import load_entry, store_entry
 from attnres.train.tokenizer import byte_tokenizer, encode_documents, for_transformers, train_bpe
 
@@ -29,7 +30,8 @@ class DataConfig:
 
     Args:
         path: a text, JSON Lines, JSON or Parquet file, or a folder of them; the empty string is
-            the corpus embedded in this package.
+            the corpus embedded in this package; "reasoning:" are questions and answers, as in
+            `attnres.train.reasoning`.
         text_column: the column of JSON and Parquet files that holds the text.
         tokenizer: "bpe" is trained on the training documents; "bytes" always has 257 tokens.
         vocab_size: the most tokens a BPE may have; the tokenizer's own length is what it has.
@@ -164,6 +166,8 @@ def _order(n_sequences: int, seed: int, epoch: int) -> Tensor:
 
 
 def _documents(config: DataConfig) -> list[str]:
+    if is_reasoning(config.path):
+        return reasoning_documents(config.path)
     if config.path:
         return read_documents(config.path, config.text_column)
     return [document.text for document in embedded_documents()]
