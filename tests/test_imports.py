@@ -25,6 +25,7 @@ ORDER = [
     "analysis",
     "conformance",
     "experiment",
+    "evaluation",
     "arguments",
     "cli",
 ]

@@ -12,10 +12,11 @@ from attnres.arguments import fail, show_warnings_in_a_line
 from attnres.cli.analyses import ablate, dynamics
 from attnres.cli.conformance import conform
 from attnres.cli.costs import cost
+from attnres.cli.evaluations import evaluate
 from attnres.cli.experiments import experiment
 from attnres.cli.fits import fit
 from attnres.cli.layouts import layout
-from attnres.cli.models import convert, evaluate, generate
+from attnres.cli.models import convert, generate
 from attnres.cli.pipelines import pipeline_plan
 from attnres.cli.ranks import fail_if_lost, fail_once, is_one_of_many
 from attnres.cli.reports import report
@@ -44,7 +45,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 OVER_RANKS = ("train",)  # commands that several processes share
 # Commands that go on where they were interrupted
-RESUMED = ("demo", "train", "experiment", "corpus")
+RESUMED = ("demo", "train", "experiment", "corpus", "evaluate")
 
 
 def main(arguments: list[str] | None = None) -> None:

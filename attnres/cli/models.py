@@ -1,11 +1,11 @@
-"""Commands that take a saved model: convert it, let it write, score it."""
+"""Commands that take a saved model: convert it, let it write."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from attnres.arguments import flat, parse
+from attnres.quiet import quiet_transformers
 
 
 def convert(arguments: list[str]) -> None:
@@ -47,7 +47,7 @@ def convert(arguments: list[str]) -> None:
     if chosen.lossy and not chosen.revert:
         raise ValueError("--lossy goes with --revert")
     pretrained.check_new(chosen.output)
-    _quiet_transformers()
+    quiet_transformers()
     loaded = pretrained.load_pretrained(chosen.model, chosen.dtype)
     model = _converted(loaded.model, chosen)
     pretrained.save_whole(model, loaded.tokenizer, chosen.output)
@@ -106,7 +106,7 @@ def generate(arguments: list[str]) -> None:
     from attnres.models.pretrained import load_pretrained
     from attnres.models.stream_text import stream_text
 
-    _quiet_transformers()
+    quiet_transformers()
     is_run = (chosen.folder / "recipe.json").is_file()
     loaded = load_pretrained(chosen.folder / "model" if is_run else chosen.folder)
     if chosen.reads != "auto":
@@ -121,47 +121,3 @@ def _force_reads(model: Any, reads: Any) -> None:
     if not isinstance(residual, ReadsQuickly):
         raise ValueError(f"--reads={reads}: only attn_res and two_phase read in two phases")
     residual.reads = reads
-
-
-def evaluate(arguments: list[str]) -> None:
-    """Score a saved model on tasks of lm-evaluation-harness.
-
-    attnres evaluate FOLDER --tasks lambada_openai arc_easy
-
-    FOLDER is a converted or a plain model, so that both can be compared. A task is a name, or the
-    path of a YAML file. With HF_HUB_OFFLINE=0 the harness fetches the data of a task; without, they
-    must be on this machine.
-    """
-    import tyro
-
-    @dataclass(frozen=True)
-    class Evaluate:
-        folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-        """a local folder, a .gguf file, or smollm2"""
-        tasks: tuple[str, ...]
-        """names that the harness knows, or paths of tasks in YAML"""
-        n_shots: int | None = None
-        """examples before each question; as many as the task says, if not given"""
-        limit: int | None = None
-        """the most questions of a task"""
-        batch_size: int = 1
-        """sequences a forward pass"""
-        output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE")] = None
-        """JSON file to write all results to"""
-
-    chosen = asdict(parse(Evaluate, "evaluate", evaluate, arguments))
-    folder, output = chosen.pop("folder"), chosen.pop("output")
-    from attnres.models import evaluate as harness
-
-    _quiet_transformers()
-    found = harness.evaluate(folder, **chosen)
-    print(harness.table(found))
-    if output is not None:
-        output.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
-
-
-def _quiet_transformers() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()

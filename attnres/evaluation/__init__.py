@@ -1,0 +1,1 @@
+"""Scores of saved models on tasks: suites, intervals, and what one model has over another."""

