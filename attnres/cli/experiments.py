@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attnres.arguments import parse
+from attnres.cli.jobs import list_runs, part_of, points_of, run_on_ray, run_one
 
 if TYPE_CHECKING:
-    from attnres.experiment.listed import Part
     from attnres.experiment.results import Row
     from attnres.experiment.runner import Place
     from attnres.experiment.study import Study
@@ -47,6 +47,8 @@ def experiment(arguments: list[str]) -> None:
         """run nothing: number all runs, first those that tune"""
         run: int | None = None
         """make the run of this number alone; several such commands may go on at once"""
+        ray: str | None = None
+        """make all runs on the Ray cluster of this address; local is this machine"""
         folder: Path = Path("runs")
         """where run folders go"""
 
@@ -55,83 +57,42 @@ def experiment(arguments: list[str]) -> None:
 
     if chosen.processes < 1 or (chosen.seeds is not None and chosen.seeds < 1):
         raise ValueError("--processes and --seeds are at least 1")
-    if sum((chosen.summary, chosen.list, chosen.run is not None)) > 1:
-        raise ValueError("--summary, --list and --run are each a command of its own")
+    if sum((chosen.summary, chosen.list, chosen.run is not None, chosen.ray is not None)) > 1:
+        raise ValueError("--summary, --list, --run and --ray are each a command of its own")
     folder = find_folder(chosen.study)
     if chosen.list or chosen.run is not None:
-        parts = [_part(chosen, folder, point) for point in _points(folder)]
-        return _list(parts) if chosen.run is None else _run_one(parts, chosen.run)
+        parts = [part_of(chosen, folder, point) for point in points_of(folder)]
+        return list_runs(parts) if chosen.run is None else run_one(parts, chosen.run)
     _run_all(chosen, folder)
 
 
 def _run_all(chosen: Any, folder: Path) -> None:
+    """All runs, here or on a cluster, or none; then what the rows say."""
+    failed = {} if chosen.ray is None else run_on_ray(chosen, folder)
+    try:
+        _run_or_read(chosen, folder)
+    finally:
+        if failed:
+            raise ValueError("; ".join(f"{run}: {reason}" for run, reason in failed.items()))
+
+
+def _run_or_read(chosen: Any, folder: Path) -> None:
     from attnres.experiment.results import read_rows
     from attnres.experiment.sweep import At
 
     found, out = list[At](), folder
-    for point in _points(folder):
-        place, study, arms, file = _part(chosen, folder, point)
+    for point in points_of(folder):
+        place, study, arms, file = part_of(chosen, folder, point)
         out = file.parent
         rows = (
             read_rows(file, study)
-            if chosen.summary
+            if chosen.summary or chosen.ray is not None
             else _run(place, study, arms, file, chosen.processes)
         )
         if not point:
             return _summarise(study, rows, out)
         found.append(At(point, study, rows))
     _summarise_sweep(folder.name, found, out)
-
-
-def _points(folder: Path) -> list[str]:
-    from attnres.experiment.folder import points
-
-    return points(folder)
-
-
-def _part(chosen: Any, folder: Path, point: str) -> "Part":
-    from attnres.experiment.listed import Part
-    from attnres.experiment.runner import Place
-
-    place = Place(folder, chosen.quick, chosen.folder.resolve(), chosen.seeds, point)
-    study, out = place.load(), folder
-    if chosen.quick:
-        out = place.runs / (f"{folder.name}-quick" if point else study.name)
-    file = out / (f"results-{point}.csv" if point else "results.csv")
-    return Part(place, study, () if chosen.summary else study.choose(chosen.only), file)
-
-
-def _list(parts: "Sequence[Part]") -> None:
-    """A line a run, and which numbers may go on at once."""
-    from attnres.experiment.listed import entries, is_done
-    from attnres.experiment.results import read_rows
-
-    rows = {part.results: read_rows(part.results, part.study) for part in parts}
-    studies = {part.place: part.study for part in parts}
-    found = entries(parts)
-    for number, entry in enumerate(found):
-        done = is_done(entry, studies[entry.place], rows[entry.results])
-        print(f"{number:5}  {entry.words}{'; done' if done else ''}")
-    n_tuning = sum(entry.phase == "tuning" for entry in found)
-    print(f"tuning: 0-{n_tuning - 1}\nfinal: {n_tuning}-{len(found) - 1}")
-
-
-def _run_one(parts: "Sequence[Part]", number: int) -> None:
-    import torch
-
-    from attnres.experiment.listed import entries, run_entry
-
-    found = entries(parts)
-    if not 0 <= number < len(found):
-        raise ValueError(f"there is no run {number}; the numbers are 0 to {len(found) - 1}")
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
-    torch.set_num_threads(1)  # as a worker of a whole study has
-    row = run_entry(found[number])
-    if row is None:
-        print(f"run {number}, {found[number].words}: it diverged at every rate, so there is none")
-    else:
-        loss = row.tuning_loss if row.phase == "tuning" else row.report_loss
-        print(f"run {number}, {row.trial.name}: {loss:.4f}; rows: {found[number].results}")
 
 
 def _run(

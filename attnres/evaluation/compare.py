@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnres.evaluation.scored import Scored
+from attnres.experiment import paired as paired_runs
 
 CONFIDENCE = 0.95
 N_RESAMPLES = 10_000
@@ -50,6 +51,18 @@ class Comparison:
     difference: Difference
 
 
+@dataclass(frozen=True, kw_only=True)
+class OverPairs:
+    """One metric of a task, over several pairs of models."""
+
+    task: str
+    metric: str
+    higher_is_better: bool
+    score: float  # means over pairs
+    against: float
+    difference: paired_runs.Difference
+
+
 def compare(ours: Scored, theirs: Scored) -> list[Comparison]:
     """`ours` less `theirs` by each metric; ValueError where they were not asked the same."""
     _check(ours, theirs)
@@ -66,6 +79,27 @@ def compare(ours: Scored, theirs: Scored) -> list[Comparison]:
         )
         for metric in (ours.metric, *(name for name in ours.values if name != ours.metric))
     ]
+
+
+def over_pairs(found: Sequence[Sequence[Comparison]]) -> list[OverPairs]:
+    """Each task and metric that all pairs have, as of one seed of training each."""
+    by_key = [{(each.task, each.metric): each for each in pair} for pair in found]
+    together = []
+    for key in by_key[0]:
+        if all(key in pair for pair in by_key):
+            own = [pair[key] for pair in by_key]
+            scores, others = [each.score for each in own], [each.against for each in own]
+            together.append(
+                OverPairs(
+                    task=own[0].task,
+                    metric=own[0].metric,
+                    higher_is_better=own[0].higher_is_better,
+                    score=statistics.fmean(scores),
+                    against=statistics.fmean(others),
+                    difference=paired_runs.paired_difference(scores, others),
+                )
+            )
+    return together
 
 
 def paired(values: Sequence[float], reference: Sequence[float]) -> Difference:

@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnres.analysis.table import MINUS, MISSING, Column
-from attnres.evaluation.compare import Comparison, overall
+from attnres.evaluation.compare import Comparison, OverPairs, overall
 from attnres.evaluation.scored import Scored
 from attnres.evaluation.task import Task
 
 if TYPE_CHECKING:
     from attnres.evaluation.compare import Difference
 
+PAIRS_NOTE = (
+    "Differences are of the scores of a pair, with Student's interval of 95 % over pairs: they say "
+    "what another pair, as of another seed of training, gives in these questions."
+)
 IN_A_TERMINAL = ("Task", "Score", "Against", "Difference", "p")
 
 
@@ -61,6 +65,18 @@ def for_a_terminal(found: Sequence[Comparison]) -> list[Column]:
     return [column for column in shown if column.title in IN_A_TERMINAL]
 
 
+def pairs_columns(found: Sequence[OverPairs]) -> list[Column]:
+    """A line a task and metric, over several pairs of models."""
+    return [
+        Column(title="Task", cells=[each.task for each in found], is_number=False),
+        Column(title="Metric", cells=[each.metric for each in found], is_number=False),
+        Column(title="Score", cells=[_number(each.score) for each in found]),
+        Column(title="Against", cells=[_number(each.against) for each in found]),
+        Column(title="Difference", cells=[_over_pairs(each) for each in found]),
+        Column(title="Pairs", cells=[str(each.difference.n_pairs) for each in found]),
+    ]
+
+
 def notes(found: Sequence[Comparison]) -> list[str]:
     """What must be known to read a table of comparisons."""
     words = [
@@ -96,3 +112,8 @@ def _signed(value: float) -> str:
 def _difference(difference: "Difference") -> str:
     mean, low, high = map(_signed, difference[:3])
     return f"{mean} ({low} to {high})"
+
+
+def _over_pairs(each: OverPairs) -> str:
+    half = each.difference.half_width
+    return _signed(each.difference.mean) + ("" if half is None else f" ± {half:.3f}")

@@ -53,7 +53,7 @@ def reasoning_documents(path: str) -> list[str]:
         n_own = -(-n_documents // len(names))
         trained = questions(name, FIRST_TRAINED, n_own)
         documents += [document(q) for q in trained if q.text not in asked]
-    random.Random(0).shuffle(documents)  # or every twentieth would be of the same generators
+    random.Random(0).shuffle(documents)  # so that a packed sequence mixes them
     return documents[:n_documents]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scored_results import scored
 
-from attnres.evaluation.compare import compare, overall, paired, sign_test
+from attnres.evaluation.compare import compare, over_pairs, overall, paired, sign_test
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,22 @@ def test_the_mean_over_tasks_is_narrower_than_each_and_leaves_nats_out():
     assert mean == pytest.approx(np.mean([each.difference.mean for each in found]))
     widths = [each.difference.high - each.difference.low for each in found]
     assert high - low == pytest.approx(np.mean(widths) / 2, rel=0.05)
-    nats = compare(scored("n", {"nats": [1.0, 2.0]}), scored("n", {"nats": [1.0, 3.0]}))
+    nats = compare(scored("n", {"nats": [0.1, 0.2]}), scored("n", {"nats": [0.1, 0.3]}))
     assert overall([*found, *nats]) == overall(found)
     assert overall(nats) is None
+
+
+def test_over_pairs_the_interval_is_of_the_pairs():
+    pairs = []
+    for seed, (ours, theirs) in enumerate([(0.50, 0.25), (0.75, 0.25), (0.50, 0.50)]):
+        one, two = ([float(i < 4 * x) for i in range(4)] for x in (ours, theirs))
+        values = {"acc": one}, {"acc": two}
+        pairs.append(compare(*(scored("a", each) for each in values)))
+        if seed:
+            pairs[-1] += compare(*(scored("b", each) for each in values))
+    (found,) = over_pairs(pairs)  # only one pair lacks b
+    assert (found.task, found.metric, found.higher_is_better) == ("a", "acc", True)
+    assert found.score == pytest.approx(1.75 / 3)
+    assert found.difference.mean == pytest.approx(0.25)
+    assert found.difference.half_width == pytest.approx(4.3027 * 0.25 / 3**0.5, rel=1e-4)
+    assert found.difference.n_pairs == 3

@@ -160,6 +160,21 @@ def test_a_second_call_asks_nothing_and_another_limit_asks_anew(installed, folde
     assert limited["values"]["acc"] == whole["values"]["acc"][:2]
 
 
+@where_installed
+def test_several_models_are_compared_pair_by_pair(installed, folders, task, capfd):
+    ours = [folders["trained"], folders["converted"]]
+    main(["evaluate", *ours, "--tasks", task, "--against", *[folders["plain"]] * 2])
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.count("1/1 whales: acc") == 3
+    found = json.loads((Path(ours[0]) / "evaluation/pairs.json").read_text())
+    assert found["tasks"][0]["difference"]["n_pairs"] == 2
+    assert (Path(ours[1]) / "evaluation/comparison.json").exists()
+    main(["evaluate", *ours, "--tasks", task, "-o", "all"])
+    names = sorted(path.name.rpartition("-")[2] for path in Path("all").iterdir())
+    assert names == ["converted", "trained"]
+
+
 SUITE = "reasoning:chain_sum"
 
 
@@ -280,6 +295,8 @@ def test_bad_input_ends_with_one_line(installed, folders, task, capsys):
     assert "no model at nowhere" in refusal("nowhere", "--tasks", task)
     assert "nowhere.yaml" in refusal(folders["converted"], "--tasks", "nowhere.yaml")
     assert "--limit are at least 1" in refusal(folders["plain"], "--tasks", task, "--limit", "0")
+    words = refusal(folders["plain"], "--tasks", task, "--against", "a", "b")
+    assert "1 folders against 2: give one for each" in words
     run = Path("run")
     run.mkdir()
     (run / "recipe.json").write_text("{}")

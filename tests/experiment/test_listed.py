@@ -21,6 +21,8 @@ from attnres.experiment.locks import alone, beside
 from attnres.experiment.results import read_rows, write_rows
 from attnres.experiment.runner import Place, runs_folder
 from attnres.experiment.study import Trial
+from attnres.experiment.trial import run_trial
+from attnres.train.data import load_data
 
 ROOT = Path(attnres.__file__).parent.parent
 MOODS = ("tokens_per_s", "commit")
@@ -139,6 +141,34 @@ def losses(rows):
     return {row.trial: (row.tuning_loss, row.report_loss) for row in rows}
 
 
+@pytest.mark.slow
+def test_a_cluster_of_this_machine_gives_the_same_rows(text, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
+    monkeypatch.chdir(tmp_path)
+    study = write_study(tmp_path / "tiny", text)
+    main(["experiment", "tiny", "--ray", "local", "--only", "standard"])
+    assert capsys.readouterr().out.count("final standard") == 2
+    load = Place(study, False, tmp_path / "runs").load
+    rows = read_rows(study / "results.csv", load())
+    assert len(rows) == 2 + 2
+    trial, tokens = rows[0].trial, load_data(load().base.data)
+    alone = run_trial(load(), trial, tmp_path / "alone", tokens)
+    assert (rows[0].tuning_loss, rows[0].report_loss) == (alone.tuning_loss, alone.report_loss)
+
+
+def test_without_ray_a_line_says_what_to_install(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.syspath_prepend(ROOT / "tests")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path / "tiny", text)
+    with pytest.raises(SystemExit):
+        main(["experiment", "tiny", "--ray", "local"])
+    assert "--ray needs ray: pip install 'attention-residuals[ray]'" in capsys.readouterr().err
+
+
 def test_bad_numbers_and_final_runs_before_their_time_end_with_a_line(
     text, tmp_path, monkeypatch, capsys
 ):
@@ -158,7 +188,7 @@ def test_bad_numbers_and_final_runs_before_their_time_end_with_a_line(
 
     assert "there is no run 8; the numbers are 0 to 7" in refusal("--run", "8")
     assert "final standard, at the best rate, seed 0: its rate is not" in refusal("--run", "4")
-    assert "--list and --run are each" in refusal("--run", "1", "--list")
+    assert "--run and --ray are each" in refusal("--run", "1", "--list")
     main(["experiment", "tiny", "--list"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[4] == "    4  final standard, at the best rate, seed 0"

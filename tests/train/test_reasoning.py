@@ -54,6 +54,7 @@ def test_no_document_holds_a_question_that_is_asked(gym):
         assert not asked & texts
         assert len(trained & texts) > 1000
     assert documents == reasoning_documents(f"reasoning:{names},n=3000")
+    assert 5 < sum("statements" in document for document in documents[:20]) < 15
 
 
 def test_a_recipe_reads_them_and_holds_out_of_each_generator(gym, tmp_path, monkeypatch):
