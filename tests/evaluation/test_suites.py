@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import attnres
 from attnres.evaluation import cloze
 from attnres.evaluation.big_bench import read_task
 from attnres.evaluation.paper import ATTN_RES, BASELINE, PAPER, _cmath_answer
@@ -24,6 +25,15 @@ def test_the_paper_has_fifteen_tasks_of_which_one_is_a_tie():
     assert [task.name for task in PAPER if task.n_runs == 8] == ["gpqa_diamond"]
     assert {task.name for task in PAPER if task.runs_code} == {"humaneval", "mbpp"}
     assert all(task.source.count(": ") >= 2 for task in PAPER)
+
+
+def test_the_page_has_every_task_of_the_paper_with_its_shots_and_metric():
+    page = (Path(attnres.__file__).parent.parent / "docs" / "evaluation.md").read_text()
+    rows = [[cell.strip(" *") for cell in line.split("|")] for line in page.splitlines()]
+    rows = [row for row in rows if len(row) == 7 and row[3].isdecimal()]
+    assert [(row[1], row[3]) for row in rows] == [(t.name, str(t.n_shots)) for t in PAPER]
+    for row, task in zip(rows, PAPER, strict=True):
+        assert row[4].split(", ")[0] == task.metric
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from attnres.experiment.sweep import compute_of
 from attnres.residual import RESIDUALS
 
 OF_ONE_BASE = ("methods", "components", "block_size")
-STUDIES = (*OF_ONE_BASE, "kimi_linear")
+STUDIES = (*OF_ONE_BASE, "kimi_linear", "reasoning")
 
 
 @pytest.mark.parametrize("name", STUDIES)
