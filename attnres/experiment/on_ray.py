@@ -1,5 +1,6 @@
 """The runs of a study on a Ray cluster, a task each; its machines share folders and code."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def _started(address: str, n_processes: int) -> Any:
         where |= {"num_cpus": n_processes, "object_store_memory": STORE_BYTES}
         where |= {"include_dashboard": False}
     try:
-        ray.init(**where, log_to_driver=False, logging_level="error")
+        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # of this kind where its own processes are late
         reason = " ".join(str(error).split())
         raise ValueError(f"no Ray cluster at {address!r}: {reason}") from error
