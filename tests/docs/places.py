@@ -25,9 +25,9 @@ full,16e12,3.40
 
 
 def lay_out(page_text: str, folder: Path) -> None:
-    """Make in `folder` what the page names."""
+    """Make in `folder` what the page names and does not make by itself."""
     for name, make in PLACES.items():
-        if name in page_text:
+        if name in page_text and f"-o {name}" not in page_text:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             make(folder / name)
 
@@ -70,7 +70,6 @@ def _joined(residual: str = "attn_res:n_blocks=4", n_layers: int = 4) -> Any:
     from transformers import LlamaConfig
 
     from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
-    from attnres.residual import parse_residual, residual_to_json
 
     torch.manual_seed(0)
     llama = LlamaConfig(
@@ -81,9 +80,7 @@ def _joined(residual: str = "attn_res:n_blocks=4", n_layers: int = 4) -> Any:
         num_attention_heads=4,
         max_position_embeddings=2048,
     )
-    config = AttnResCausalLMConfig(
-        text_config=llama, residual=residual_to_json(parse_residual(residual))
-    )
+    config = AttnResCausalLMConfig(text_config=llama, residual=residual)
     return AttnResForCausalLM(config).eval()
 
 
@@ -96,6 +93,7 @@ def _converted(folder: Path) -> None:
 
 PLACES: dict[str, Callable[[Path], None]] = {
     "path/to/model": _plain_model,
+    "converted": _converted,
     "my_texts": _texts,
     "my_kernels.py": lambda path: _write(path, OP),
     "rows.csv": lambda path: _write(path, LAW),
