@@ -1,8 +1,8 @@
 """Whether the wheel and the sdist work for somebody who has nothing of the repository.
 
 Both are built, the wheel from the sdist; the wheel is installed into an empty environment in a
-temporary folder, first alone, then with extras, and what a newcomer types is typed. With --python and
---torch it tries other versions.
+temporary folder, first alone, then with extras, and what a newcomer types is typed. With --python
+and --torch it tries other versions.
 """
 
 import argparse

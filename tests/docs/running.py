@@ -37,10 +37,15 @@ class Reader:
 
     def __init__(self, folder: Path, names: dict[str, Any]):
         self.folder = folder
+        self.names = names
         self.variables: dict[str, str] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Take each further block of Python for one that stands by itself."""
         self.module = types.ModuleType("page_of_the_documentation")
-        self.module.__dict__.update(names)
-        sys.modules[self.module.__name__] = self.module
+        self.module.__dict__.update(self.names)
+        sys.modules[self.module.__name__] = self.module  # where a dataclass looks its types up
 
     def run(self, block: Block) -> str:
         """What the block prints."""
@@ -94,7 +99,7 @@ def call(arguments: list[str], place: str) -> str:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
             main(arguments)
     except SystemExit as end:
-        assert not end.code, f"{place}: attnres {shlex.join(arguments)}\n{errors.getvalue()}"
+        assert not end.code, f"{place}: {shlex.join(arguments)}\n{errors.getvalue()}"
     return printed.getvalue()
 
 

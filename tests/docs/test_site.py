@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from pages import PAGES, ROOT, prose, read
 
-WITH_NAMES = ("attnres", "attnres.ops", "attnres.models", "attnres.distributed", "attnres.inference",
-              "attnres.cost", "attnres.conformance")  # fmt: skip
+PARTS = ("ops", "models", "distributed", "inference", "cost", "conformance")
 FETCHED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 OF_THE_REPOSITORY = ("CONTRIBUTING.md", "experiments/README.md")
 
@@ -58,7 +57,7 @@ def test_marks_for_the_tests_are_not_shown(site):
 def test_every_public_name_has_its_place_in_the_api():
     pages = "\n".join(read(page) for page in PAGES if page.startswith("docs/api/"))
     shown = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)", pages, re.MULTILINE)}
-    for package in WITH_NAMES:
+    for package in ("attnres", *(f"attnres.{part}" for part in PARTS)):
         names = importlib.import_module(package).__all__
         public = {name for name in names if not name.isupper()}  # constants have no docstring
         assert not public - shown, f"{package}: {public - shown}"
