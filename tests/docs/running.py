@@ -99,7 +99,9 @@ def call(arguments: list[str], place: str) -> str:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
             main(arguments)
     except SystemExit as end:
-        assert not end.code, f"{place}: {shlex.join(arguments)}\n{errors.getvalue()}"
+        if end.code:
+            message = f"{place}: attnres {shlex.join(arguments)}\n{errors.getvalue()}"
+            raise AssertionError(message) from end
     return printed.getvalue()
 
 
