@@ -32,7 +32,7 @@ a, b = torch.ones(1, 8), 3 * torch.ones(1, 8)
 assert torch.allclose(attnres.depth_attention(query, [a, b], key_weight), 2 * a)
 state = attnres.AttnRes(8, attnres.BlockLayout.of(4, n_blocks=2)).start(a)
 cpu = next(each for each in backends() if each.name == "cpu")
-assert cpu.available, cpu
+assert cpu.runs, cpu
 print("torch", torch.__version__, attnres.__file__)
 """
 MISSING = {  # what fails without an extra, and the extra that its line names
@@ -46,9 +46,10 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--python", default=sys.executable, help="of the environment")
     arguments.add_argument("--torch", default="torch", help="what pip installs, as torch==2.13.0")
+    arguments.add_argument("--folder", type=Path, help="to work in and to keep; else a new one")
     chosen = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
+        place = (chosen.folder or Path(name)).resolve()
         wheel = build(place / "dist")
         Trial(place, wheel, chosen.python).run(chosen.torch)
     print("the package works")
@@ -57,6 +58,7 @@ def main() -> None:
 def build(folder: Path) -> Path:
     """The wheel of the sdist, with the kernel for this processor in it."""
     say("build the sdist, and the wheel of it")
+    folder.mkdir(parents=True, exist_ok=True)
     call([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], cwd=folder.parent)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     names = zipfile.ZipFile(wheel).namelist()
