@@ -38,7 +38,7 @@ print("torch", torch.__version__, attnres.__file__)
 MISSING = {  # what fails without an extra, and the extra that its line names
     "import attnres.models": "hf",
     "import attnres.distributed as d; d.Pipeline": "hf",
-    "from attnres.analysis import report; report.write_report(None)": "report",
+    "from attnres.analysis import report; report.render([], 'none')": "report",
 }
 
 
