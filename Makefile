@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-distributed check bench pretrained
+.PHONY: demo test test-distributed check bench pretrained docs package-test
 demo: .venv/installed
 	$(BIN)/attnres demo
 
@@ -20,6 +20,14 @@ check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n 2 -m "not slow and not browser and not dist"
+
+# build/site/index.html, which needs neither a network nor a server to be read.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The wheel and the sdist, each in empty environments outside of the repository; minutes.
+package-test: .venv/installed
+	$(BIN)/python tools/package_test.py --python $(PYTHON) --torch '$(TORCH)'
 
 # SmolLM2-135M, 93 MB, for the tests and the experiment that convert a real model.
 pretrained: .venv/installed

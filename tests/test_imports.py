@@ -13,6 +13,7 @@ PACKAGE = Path(attnres.__file__).parent
 ROOT = PACKAGE.parent
 ORDER = [
     "cache",
+    "extras",
     "quiet",
     "ops",
     "layout",
@@ -83,6 +84,20 @@ def test_models_without_transformers_fail_with_the_install_line():
         "ModuleNotFoundError: attnres.models needs transformers: "
         "pip install 'attention-residuals[hf]'"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("from attnres.train.data import DataConfig, load_data; load_data(DataConfig())", "train"),
+        ("from attnres.analysis.heat_maps import save_mixing; save_mixing({}, 'x.svg')", "report"),
+        ("from attnres.cli import main; main(['layout', '--layers', '4'])", "train,report"),
+    ],
+)
+def test_what_needs_an_extra_fails_with_its_install_line(code, extra):
+    done = run(f"{BLOCK}\n{code}")
+    assert done.returncode != 0
+    assert f"pip install 'attention-residuals[{extra}]'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("version", ["5.23.0", "4.57.1", "6.0.0"])

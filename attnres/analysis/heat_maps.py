@@ -25,6 +25,7 @@ from attnres.analysis.canvas import (
 )
 from attnres.analysis.runs import Run
 from attnres.analysis.weights import has_mixing, has_weights, is_untrained, weight_grid
+from attnres.extras import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,6 +75,7 @@ def depth_mixing(runs: Sequence[Run], theme: Theme) -> Figure:
 
 def save_mixing(mixings: Mapping[str, Any], path: Path | str) -> None:
     """`mixing_figure` as an .svg or .png file."""
+    require("a figure", "report", "matplotlib")
     save(mixing_figure(mixings), Path(path))
 
 

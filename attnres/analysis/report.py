@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from attnres.analysis import canvas, heat_maps, plot, words
 from attnres.analysis.runs import Run, differing_fields, load_runs
 from attnres.analysis.table import columns, summary_table
 from attnres.analysis.weights import entropy_over_training, has_mixing, has_weights
+from attnres.extras import require
 from attnres.train.run_folder import write_atomically
 
 PAGE_DPI = canvas.DPI // 2
@@ -41,7 +41,7 @@ def write_report(folder: Path) -> Path:
 
 def render(runs: Sequence[Run], experiment: str) -> str:
     """The page as text."""
-    _require("jinja2", "matplotlib")
+    require("a report", "report", "jinja2", "matplotlib")
     from jinja2 import Environment, StrictUndefined
 
     source = files("attnres.analysis").joinpath("report.html").read_text(encoding="utf-8")
@@ -90,15 +90,6 @@ def pictures(runs: Sequence[Run]) -> dict[str, Picture]:
         alt = f"Depth mixing matrix, reader by output. {' '.join(words.mixing(runs))}"
         figures["mixing"] = heat_maps.depth_mixing, alt
     return {key: _picture(draw, runs, alt) for key, (draw, alt) in figures.items()}
-
-
-def _require(*names: str) -> None:
-    for name in names:
-        try:
-            import_module(name)
-        except ModuleNotFoundError as error:
-            line = f"a report needs {name}: pip install 'attention-residuals[report]'"
-            raise ModuleNotFoundError(line) from error
 
 
 def _picture(draw: canvas.Draw, runs: Sequence[Run], alt: str) -> Picture:

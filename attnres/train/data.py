@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnres.cache import cache_folder
+from attnres.extras import require
 from attnres.train.corpus import embedded_documents, read_documents
 from attnres.train.reasoning import is_reasoning, reasoning_documents
 from attnres.train.token_cache import load_entry, store_entry
@@ -76,6 +77,7 @@ class TokenData:
 
 def load_data(config: DataConfig) -> TokenData:
     """Read, split, train the tokenizer and encode, or take the last two from the cache."""
+    require("training", "train", "tokenizers", "transformers")
     train, validation = split_documents(_documents(config), config.validation_fraction)
     tokenizer, train_tokens, validation_tokens = _tokens(config, train, validation)
     return TokenData(
