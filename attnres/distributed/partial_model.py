@@ -6,10 +6,8 @@ more is in memory than the parameters that stay and the largest that does not, a
 is left where one process leaves it.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -65,49 +63,6 @@ class Partial:
             if rank in held and len(held) > 1:
                 found.setdefault(held, []).append(name)
         return found
-
-
-def load_weights(partial: Partial, folder: Path) -> None:
-    """Read a rank's parameters, and what its layers keep besides, of what `save_pretrained` wrote.
-
-    Readers of depth that the folder lacks, as a plain checkpoint does, stay as they are.
-
-    Raises:
-        ValueError: no weights there, or not those of the model.
-    """
-    from safetensors import safe_open
-
-    files = _files_of(folder)
-    aliases = {name: partial.aliases(name) for name in partial.names}
-    for name, tensor in partial.model.state_dict().items():
-        found = next((alias for alias in aliases.get(name, [name]) if alias in files), None)
-        if found is None:
-            if not name.startswith("residual.") and name in partial.names:
-                raise ValueError(f"{folder} lacks {name}, which the model has")
-            continue
-        with safe_open(files[found], "pt") as file:
-            saved = file.get_tensor(found)
-        if saved.shape != tensor.shape:
-            raise ValueError(
-                f"{folder}: {found} has shape {[*saved.shape]}, by the config it has "
-                f"{[*tensor.shape]}"
-            )
-        tensor.copy_(saved)
-
-
-def _files_of(folder: Path) -> dict[str, Path]:
-    """The safetensors file of each tensor."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in found.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise ValueError(f"no weights at {folder}: neither {index.name} nor {single.name}")
-    from safetensors import safe_open
-
-    with safe_open(single, "pt") as file:
-        return dict.fromkeys(file.keys(), single)
 
 
 def cut_readers(residual: nn.Module, chunks: Sequence[Chunk]) -> None:

@@ -25,9 +25,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from attnres.distributed import world
 from attnres.distributed.agreement import Notice
 from attnres.distributed.carried import carried
-from attnres.distributed.partial_model import Partial, load_weights
+from attnres.distributed.partial_model import Partial
 from attnres.distributed.plan import PipelinePlan
 from attnres.distributed.planned import check
+from attnres.distributed.saved_weights import load_weights
 from attnres.distributed.schedules import ONE_CHUNK
 from attnres.distributed.shared_gradients import SharedGradients
 from attnres.distributed.stage import OnRank, Stage, TorchStage
