@@ -46,6 +46,7 @@ class Partial:
         }
         ours = {id(parameters[name]) for name, held in self.ranks_of.items() if rank in held}
         self.model = _drawn(config, [id(parameter) in ours for parameter in made])
+        self.model.is_cut = True
         for name, needed in chunks_of_buffers(skeleton, chunks).items():
             if rank not in {ranks[chunk] for chunk in needed}:
                 _drop_buffer(self.model, name)
@@ -63,6 +64,12 @@ class Partial:
             if rank in held and len(held) > 1:
                 found.setdefault(held, []).append(name)
         return found
+
+
+def check_whole(model: Any, instead: str) -> None:
+    """ValueError for a model that is cut into stages, with what can be done instead."""
+    if getattr(model, "is_cut", False):
+        raise ValueError(f"the model is one rank's part of a pipeline: {instead}")
 
 
 def cut_readers(residual: nn.Module, chunks: Sequence[Chunk]) -> None:

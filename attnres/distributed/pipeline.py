@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -32,6 +33,7 @@ from attnres.distributed.saved_weights import load_weights
 from attnres.distributed.schedules import ONE_CHUNK
 from attnres.distributed.shared_gradients import SharedGradients
 from attnres.distributed.stage import OnRank, Stage, TorchStage
+from attnres.distributed.units import ShardedUnits
 from attnres.layout import check_count
 from attnres.models import AttnResCausalLMConfig
 
@@ -63,6 +65,8 @@ class Pipeline:
         group: of the ranks; None is all.
         device, dtype: of the parameters; None are the CPU and what fresh weights have.
         autocast: dtype of automatic mixed precision in every forward; None is none.
+        shard_over: a mesh of one dimension, whose ranks have the same stage and other rows: FSDP2
+            shards the parameters over them, and gradients are their mean; None shards nothing.
         weights: a folder that `save_pretrained` wrote, of which a rank reads what it holds; None
             draws fresh weights from torch's generator, those that one process would draw.
 
@@ -85,9 +89,14 @@ class Pipeline:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         autocast: torch.dtype | None = None,
+        shard_over: DeviceMesh | None = None,
         weights: str | Path | None = None,
     ):
         check(config, plan, schedule, n_microbatches, (batch_size, seq_len), group)
+        if shard_over is not None and shard_over.ndim != 1:
+            raise ValueError(
+                f"shard_over must be a mesh of one dimension, got {shard_over.ndim}: slice it"
+            )
         self.plan, self.n_microbatches = plan, n_microbatches
         self.shape_BT = batch_size, seq_len
         self.group: Any = group or dist.group.WORLD
@@ -100,14 +109,19 @@ class Pipeline:
             "batch_size and seq_len": self.shape_BT,
             "dtype and autocast": [dtype, autocast],
             "weights": weights,
+            "size of shard_over": None if shard_over is None else shard_over.size(),
             "state of torch's generator": torch.get_rng_state().tolist(),
         }
         world.check_alike(given, self.group)
-        self._notice = Notice(self.group, self.device)
+        groups = [self.group]
+        if shard_over is not None:
+            groups.append(shard_over.get_group())
+            world.check_alike({**given, "stage": self.rank}, groups[1])
+        self._notice = Notice(groups, self.device)
         self._partial = Partial(config, plan.chunks, self.rank)
         self.module = self._partial.model
         if weights is not None:
-            load_weights(self._partial, Path(weights))
+            world.together(lambda: load_weights(self._partial, Path(weights)), *groups)
         _move(self.module, self.device, dtype)
         self._shared = SharedGradients(self.module, self._partial.shared(self.rank), self.group)
         self._on_rank = OnRank(
@@ -117,9 +131,11 @@ class Pipeline:
         )
         if autocast is not None:
             self._on_rank.precision = partial(torch.autocast, self.device.type, autocast)
-        own = [chunk.index for chunk in plan.chunks if chunk.rank == self.rank]
+        own = [chunk for chunk in plan.chunks if chunk.rank == self.rank]
+        if shard_over is not None:
+            self._on_rank.units = ShardedUnits(self.module, shard_over, own)
         self._stages = [
-            TorchStage(Stage(self._on_rank, index), self.device, self.group) for index in own
+            TorchStage(Stage(self._on_rank, chunk.index), self.device, self.group) for chunk in own
         ]
         self._schedule = RUNNERS[schedule](
             self._stages[0] if schedule in ONE_CHUNK else self._stages,
@@ -249,6 +265,7 @@ class Pipeline:
         )
         run = self._schedule.step if torch.is_grad_enabled() else self._schedule.eval
         run(return_outputs=False, **last)
+        on_rank.units.after_pass()
         assert not on_rank.kept, f"kept beyond the plan: {list(on_rank.kept)}"
         self._forget()
         return [loss.item() for loss in losses]

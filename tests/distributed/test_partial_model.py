@@ -5,7 +5,9 @@ import torch
 from tiny_families import FAMILIES, config
 
 from attnres.distributed import cut
+from attnres.distributed.data_parallel import shard
 from attnres.distributed.partial_model import Partial
+from attnres.distributed.sequence_model import shard_sequence
 from attnres.layout import BlockLayout
 from attnres.models import AttnResForCausalLM
 
@@ -91,3 +93,11 @@ def test_what_another_method_learns_is_held_by_all(method):
     assert found.keys() == expected.keys() != set()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert part.shared(1) == {(0, 1, 2): list(expected)}
+
+
+def test_a_part_is_not_sharded_as_a_whole_model_is():
+    part = Partial(config("llama"), chunks_of(config("llama")), 1).model
+    with pytest.raises(ValueError, match=r"one rank's part .*: give it the mesh as shard_over"):
+        shard(part, None)  # type: ignore[arg-type]  before it looks at the mesh
+    with pytest.raises(ValueError, match=r"one rank's part .*: its stages hand on whole sequences"):
+        shard_sequence(part)

@@ -119,16 +119,17 @@ def _die(h_BTD):
     os._exit(0)
 
 
-def found_by(ranks, folder, how):
+def found_by(n_processes, ranks, folder, fail, how):
+    """What `fail` saved of those ranks, one of which comes to harm by `how`."""
     with suppress(Exception):  # the group cannot end as others do
-        run_processes(_fail, 3, str(folder), len(ranks), how, timeout_s=240)
+        run_processes(fail, n_processes, str(folder), len(ranks), how, timeout_s=240)
     return [torch.load(folder / str(rank)) for rank in ranks]
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_all_which_name_it(tmp_path):
-    for words, n_kept, took_s in found_by(range(3), tmp_path, _raise):
+    for words, n_kept, took_s in found_by(3, range(3), tmp_path, _fail, _raise):
         assert words.startswith("rank 1 failed in the forward of micro-batch 0 through sublayers ")
         assert words.endswith("FloatingPointError: a wrong number")
         assert n_kept == 0
@@ -138,7 +139,7 @@ def test_a_rank_that_fails_ends_all_which_name_it(tmp_path):
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_all(tmp_path):
-    for words, n_kept, took_s in found_by((0, 2), tmp_path, _die):
+    for words, n_kept, took_s in found_by(3, (0, 2), tmp_path, _fail, _die):
         assert "has lost a rank that said nothing" in words
         assert n_kept == 0
         assert took_s < 30
