@@ -26,11 +26,11 @@ class Notice:
     timeout; but a receive that times out does, and they fail at once.
     """
 
-    def __init__(self, groups: Sequence[Any], device: torch.device):
-        """Args: groups, of a pipeline, and of the ranks that share its parameters."""
-        self.groups, self.device = groups, device
-        first = dist.get_process_group_ranks(groups[0])[0]
-        for group in groups[1:]:
+    def __init__(self, pipeline: Any, columns: Sequence[Any], others: Sequence[Any], device: Any):
+        """Args: groups, of a pipeline, of the same rank of several, and of some of its ranks."""
+        self.groups, self.device = [pipeline, *columns, *others], device
+        first = dist.get_process_group_ranks(pipeline)[0]
+        for group in columns:
             first = min(world.gathered(first, group))
         self.key = f"attnres/pipeline/{first}/{next(_numbers)}"
 

@@ -113,17 +113,17 @@ class Pipeline:
             "state of torch's generator": torch.get_rng_state().tolist(),
         }
         world.check_alike(given, self.group)
-        groups = [self.group]
-        if shard_over is not None:
-            groups.append(shard_over.get_group())
-            world.check_alike({**given, "stage": self.rank}, groups[1])
-        self._notice = Notice(groups, self.device)
+        self._columns = [] if shard_over is None else [shard_over.get_group()]
+        for group in self._columns:
+            world.check_alike({**given, "stage": self.rank}, group)
         self._partial = Partial(config, plan.chunks, self.rank)
         self.module = self._partial.model
         if weights is not None:
-            world.together(lambda: load_weights(self._partial, Path(weights)), *groups)
+            load = partial(load_weights, self._partial, Path(weights))
+            world.together(load, self.group, *self._columns)
         _move(self.module, self.device, dtype)
         self._shared = SharedGradients(self.module, self._partial.shared(self.rank), self.group)
+        self._notice = Notice(self.group, self._columns, self._shared.groups, self.device)
         self._on_rank = OnRank(
             self.module,
             plan,
@@ -169,7 +169,7 @@ class Pipeline:
         """The mean loss of any number of sequences in evaluation mode, in nats a token.
 
         They go through the same stages, a step's number at a time; what lacks is made up for by
-        sequences that do not count.
+        sequences that do not count. Ranks that share parameters may give other numbers.
         """
         if tokens_BT.dim() != 2 or tokens_BT.shape[1] != self.shape_BT[1] or not len(tokens_BT):
             raise ValueError(
@@ -241,9 +241,10 @@ class Pipeline:
     def _loss(self, tokens_BT: Tensor) -> float:
         self._on_rank.loss_divisor = 1
         n_sequences, total = self.n_microbatches * self.shape_BT[0], 0.0
-        for part_BT in tokens_BT.split(n_sequences):
+        for start in range(0, self._most(len(tokens_BT)), n_sequences):
+            part_BT = tokens_BT[start : start + n_sequences]
             n_lacking = n_sequences - len(part_BT)
-            filled_BT = torch.cat([part_BT, part_BT[:1].expand(n_lacking, -1)])
+            filled_BT = torch.cat([part_BT, tokens_BT[:1].expand(n_lacking, -1)])
             labels_BT = filled_BT.clone()
             labels_BT[len(part_BT) :] = NO_TOKEN
             counts = [
@@ -253,6 +254,10 @@ class Pipeline:
             losses = self._pass(filled_BT, labels_BT)
             total += sum(n * loss for n, loss in zip(counts, losses, strict=False) if n)
         return self._from_last(total / len(tokens_BT))
+
+    def _most(self, n: int) -> int:
+        """Among the ranks that share parameters, which are gathered in each pass."""
+        return max([n, *(other for group in self._columns for other in world.gathered(n, group))])
 
     def _pass(self, tokens_BT: Tensor, labels_BT: Tensor) -> list[float]:
         """One pass of the schedule; the loss of each micro-batch on the last rank."""

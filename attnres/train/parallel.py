@@ -134,6 +134,7 @@ class Pipelined(ManyProcesses):
             autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
             shard_over=self._mesh if is_sharded else None,
         )
+        torch.manual_seed(recipe.seed + world.rank())  # dropout differs where rows or layers do
         self.module = self._pipeline.module.train()
         if recipe.checkpoint_gradients:
             self._pipeline.module.activation_checkpointing_enable()

@@ -99,7 +99,9 @@ def _fail(rank, folder, n_found, how):
     torch.manual_seed(0)
     pipeline = Pipeline(*plan(3), **SIZES)
     pipeline.backward(tokens(4))
-    if rank == 1:
+    if how is None and rank == 0:
+        _fail_at_the_end(pipeline.module.get_input_embeddings().weight)
+    elif rank == 1 and how is not None:
         layer = next(x for x in pipeline.module.base_model.layers if list(x.parameters()))
         layer.mlp.forward = how
     start = time.monotonic()
@@ -109,6 +111,19 @@ def _fail(rank, folder, n_found, how):
     torch.save((str(error.value), pipeline.n_kept, took_s), Path(folder, str(rank)))
     while sum(1 for _ in Path(folder).iterdir()) < n_found:  # who ends first ends the others
         time.sleep(0.1)
+
+
+def _fail_at_the_end(embedding):
+    """In the last backward of the first rank, when the others have done their part."""
+    seen = []
+
+    def fail(gradient):
+        seen.append(None)
+        if len(seen) == SIZES["n_microbatches"]:
+            time.sleep(2)
+            raise FloatingPointError("a wrong number")
+
+    embedding.register_hook(fail)
 
 
 def _raise(h_BTD):
@@ -134,6 +149,34 @@ def test_a_rank_that_fails_ends_all_which_name_it(tmp_path):
         assert words.endswith("FloatingPointError: a wrong number")
         assert n_kept == 0
         assert took_s < 30  # the group's own limit is 240
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_rank_that_fails_last_ends_those_who_share_its_embedding(tmp_path):
+    for words, n_kept, took_s in found_by(3, range(3), tmp_path, _fail, None):
+        assert words.startswith("rank 0 failed in the backward of micro-batch 3 through sublayers ")
+        assert words.endswith("FloatingPointError: a wrong number")
+        assert n_kept == 0
+        assert took_s < 60  # the group's own limit is 240
+
+
+def _shared_timeout(rank):
+    pipeline = Pipeline(*plan(3), **SIZES)
+    found = {group.size(): _timeout_s(group) for group in pipeline._notice.groups}
+    return found | {0: _timeout_s(pipeline.group)}
+
+
+def _timeout_s(group):
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_ranks_that_share_an_embedding_wait_no_longer_than_others():
+    first, second, third = run_processes(_shared_timeout, 3, timeout_s=300)
+    assert first == third == {0: 300, 2: 300, 3: 300}
+    assert second == {0: 300, 3: 300}
 
 
 @pytest.mark.dist

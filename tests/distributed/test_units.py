@@ -74,7 +74,17 @@ def _on_a_mesh(rank: int) -> tuple[int, Counter[str], list[str]]:
     n_layers = sum(1 for x in pipeline.module.base_model.layers if list(x.parameters()))
     counts = _counted(pipeline, own_rows(tokens(8), mesh["data"]))
     assert counts == _counted(pipeline, own_rows(tokens(8), mesh["data"]))
+    _assert_numbers_of_sequences_may_differ(pipeline, rank % 2)
     return n_layers, counts, said
+
+
+def _assert_numbers_of_sequences_may_differ(pipeline: Pipeline, column: int) -> None:
+    """One column has a sequence more, which takes it another pass."""
+    n_sequences = 4
+    first = pipeline.loss(tokens(n_sequences))
+    found = pipeline.loss(tokens(n_sequences + column))
+    last = pipeline.loss(tokens(n_sequences + 1)[n_sequences:])
+    assert found == pytest.approx((n_sequences * first + column * last) / (n_sequences + column))
 
 
 def test_a_pass_gathers_and_scatters_each_unit_once():
