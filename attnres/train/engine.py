@@ -34,6 +34,7 @@ class Engine(ABC):
     n_batches_of_loss: int = 1  # that `loss` is best asked for at once
     is_first: bool = True  # of its processes: it alone writes metrics and reports
     data_group: Any = None  # processes that train the same parameters on other rows
+    stage_group: Any = None  # processes that hold the model together; None is this one alone
 
     @abstractmethod
     def backward(self, batches: Sequence[Tensor]) -> float:

@@ -141,6 +141,7 @@ class Pipelined(ManyProcesses):
         if recipe.compile:
             compile_sublayers(self._pipeline.module)
         self.n_batches_of_loss = recipe.n_accumulations
+        self.stage_group = mesh["pipeline"].get_group()
 
     def backward(self, batches: Sequence[Tensor]) -> float:
         own = [own_rows(tokens_BT, self._mesh) for tokens_BT in batches]
