@@ -103,7 +103,7 @@ def launch(text, tmp_path):
         command += ["--nproc-per-node", str(n_ranks), "-m", "attnres", "train", f"faults:{recipe}"]
         command += ["--name", name, "--folder", str(tmp_path / "runs")]
         return subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=900
         )
 
     return run

@@ -137,7 +137,7 @@ def _die(h_BTD):
 def found_by(n_processes, ranks, folder, fail, how):
     """What `fail` saved of those ranks, one of which comes to harm by `how`."""
     with suppress(Exception):  # the group cannot end as others do
-        run_processes(fail, n_processes, str(folder), len(ranks), how, timeout_s=240)
+        run_processes(fail, n_processes, str(folder), len(ranks), how, timeout_s=600)
     return [torch.load(folder / str(rank)) for rank in ranks]
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_fails_ends_all_which_name_it(tmp_path):
         assert words.startswith("rank 1 failed in the forward of micro-batch 0 through sublayers ")
         assert words.endswith("FloatingPointError: a wrong number")
         assert n_kept == 0
-        assert took_s < 30  # the group's own limit is 240
+        assert took_s < 30  # the group's own limit is 600
 
 
 @pytest.mark.dist
@@ -158,10 +158,11 @@ def test_a_rank_that_fails_last_ends_those_who_share_its_embedding(tmp_path):
         assert words.startswith("rank 0 failed in the backward of micro-batch 3 through sublayers ")
         assert words.endswith("FloatingPointError: a wrong number")
         assert n_kept == 0
-        assert took_s < 60  # the group's own limit is 240
+        assert took_s < 60  # the group's own limit is 600
 
 
 def _shared_timeout(rank):
+    torch.manual_seed(0)
     pipeline = Pipeline(*plan(3), **SIZES)
     found = {group.size(): _timeout_s(group) for group in pipeline._notice.groups}
     return found | {0: _timeout_s(pipeline.group)}
