@@ -5,6 +5,7 @@ the reads of depth and their kernels.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +24,19 @@ def compile_sublayers(model: Any) -> None:
         layer.sublayers = tuple(map(_compiled, layer.sublayers))
 
 
-def _compiled(sublayer: Sublayer) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Compiled:
+    """A sublayer whose norm a residual reads through, as before; what follows is one graph."""
+
+    norm: str | None
+    run: Callable[..., Any]
+
+    def __call__(self, layer: Any, mix: Any, context: Any) -> Any:
+        return self.run(layer, mix, context)
+
+
+def _compiled(sublayer: Sublayer) -> Compiled:
     def run(layer: Any, mix: Any, context: Any) -> Any:
         return sublayer(layer, mix, context)
 
-    return torch.compile(run)
+    return Compiled(sublayer.norm, torch.compile(run))
