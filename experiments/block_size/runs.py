@@ -21,7 +21,7 @@ def study() -> Study:
         name="block_size",
         base=small(),
         arms=arms,
-        learning_rates=(4e-3, 8e-3, 1.6e-2),
+        learning_rates=(1e-2, 2e-2, 4e-2),
         in_order=True,
         paper=PAPER,
     )

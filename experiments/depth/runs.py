@@ -19,7 +19,7 @@ def _at(n_layers: int) -> Study:
         name=f"depth-L{2 * n_layers}",
         base=replace(base, model=replace(base.model, n_layers=n_layers)),
         arms={"standard": "standard", "block": "attn_res:n_blocks=8", "full": "attn_res"},
-        learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2),
+        learning_rates=(5e-3, 1e-2, 2e-2, 4e-2),
         in_order=True,
         rates_of_reference=True,
     )

@@ -37,7 +37,7 @@ def _at(n_layers: int, n_heads: int, n_steps: int) -> Study:
         name=f"depth_width-l{n_layers}h{n_heads}",
         base=replace(base, model=model, n_steps=n_steps),
         arms={"standard": "standard", "full": "attn_res"},
-        learning_rates=(4e-3, 8e-3, 1.6e-2),
+        learning_rates=(1e-2, 2e-2, 4e-2),
         in_order=True,
         rates_of_reference=True,
     )

@@ -13,7 +13,7 @@ def study() -> Study:
         name="dynamics",
         base=replace(base, n_steps=2000, optim=optim, validate_every=100, probe_every=100),
         arms={"standard": "standard", "block": "attn_res:n_blocks=8", "full": "attn_res"},
-        learning_rates=(4e-3, 8e-3, 1.6e-2),
+        learning_rates=(1e-2, 2e-2, 4e-2),
         in_order=True,
         rates_of_reference=True,
     )

@@ -41,6 +41,6 @@ def study() -> Study:
         name="methods",
         base=small(),
         arms=found,
-        learning_rates=(4e-3, 8e-3, 1.6e-2),
+        learning_rates=(1e-2, 2e-2, 4e-2),
         paper={arm: loss for arm, loss in PAPER.items() if arm in found},
     )

@@ -48,7 +48,7 @@ def _at(point: str) -> Study:
         name=f"scaling_law-{point}",
         base=base,
         arms=ARMS,
-        learning_rates=(4e-3, 8e-3, 1.6e-2),
+        learning_rates=(1e-2, 2e-2, 4e-2),
         in_order=True,
         rates_of_reference=True,
     )

@@ -88,6 +88,10 @@ def test_another_norm_is_called(norm):
     assert plain_norm(norm, torch.zeros(2, 6)) is None
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
 def hook(norm):
     norm.register_forward_hook(lambda *_: None)
 
@@ -124,8 +128,29 @@ def dtype(norm):
     norm.bfloat16()
 
 
+def subclass(norm):
+    norm.weight = nn.Parameter(torch.ones(6).as_subclass(Subclass))
+
+
+def epsilon(norm):
+    norm.variance_epsilon = torch.tensor(0.3)
+
+
 @pytest.mark.parametrize(
-    "change", [hook, pre_hook, forward, parameter, adapter, buffer, view, width, dtype]
+    "change",
+    [
+        hook,
+        pre_hook,
+        forward,
+        parameter,
+        adapter,
+        buffer,
+        view,
+        width,
+        dtype,
+        subclass,
+        epsilon,
+    ],
 )
 def test_a_norm_that_is_listened_to_or_changed_is_called(change):
     norm = norm_of(6)
