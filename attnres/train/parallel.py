@@ -20,6 +20,8 @@ from attnres.train import checkpoint, sharded
 from attnres.train.engine import Engine, OneProcess, counts
 from attnres.train.recipe import Recipe
 
+UNTRIED = "sublayers compiled one by one were not held to one process yet"
+
 
 class ManyProcesses(Engine, ABC):
     """What engines of many processes share: rows of a batch, sums over them, checkpoints.
@@ -66,6 +68,8 @@ class DataParallel(ManyProcesses, OneProcess):
     """Every process has the whole model, or gathers it unit by unit."""
 
     def __init__(self, recipe: Recipe, vocab_size: int, mesh: DeviceMesh):
+        if recipe.compile and recipe.data_parallel == "fsdp":
+            raise ValueError(f"compile=True goes with data_parallel=ddp, not with fsdp: {UNTRIED}")
         self._join(recipe, mesh)
         self._is_sharded = recipe.data_parallel == "fsdp"
         super().__init__(recipe, vocab_size)
@@ -118,6 +122,8 @@ class Pipelined(ManyProcesses):
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int, device: torch.device, mesh: DeviceMesh):
+        if recipe.compile:
+            raise ValueError(f"compile=True goes with pipeline=1: {UNTRIED}")
         self._join(recipe, mesh["data"])
         self.device, self.config = device, recipe.model.config(vocab_size, recipe.seq_len)
         self._is_copied = self._mesh.size() > 1 and recipe.data_parallel == "ddp"

@@ -118,15 +118,3 @@ def test_two_processes_run_as_one(text, tmp_path):
     run_processes(_train_each, 2, recipes, tmp_path / "two", timeout_s=300)
     for name in recipes:
         assert_close_runs(tmp_path / "two" / name, tmp_path / "one" / name)
-
-
-@pytest.mark.slow
-def test_compiled_runs_are_those_of_an_eager_process(text, tmp_path):
-    own = recipe(text, n_steps=3, batch_size=2, n_accumulations=2)
-    own = replace(own, model=replace(own.model, n_layers=1))  # half the time of the compiler
-    train(own, tmp_path / "eager")
-    own = replace(own, compile=True)
-    recipes = {"sharded": own, "stages": replace(own, pipeline=2)}
-    run_processes(_train_each, 2, recipes, tmp_path, timeout_s=600)
-    for name in recipes:
-        assert_close_runs(tmp_path / name, tmp_path / "eager", has_probes=False)
