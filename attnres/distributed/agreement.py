@@ -1,12 +1,15 @@
 """What ranks of a pipeline tell each other beside tensors: that they are alike, and failures."""
 
 import datetime
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
+from attnres.distributed import world
 
 NOTICE = dist.distributed_c10d  # the module that has the job's store
 _numbers = count()  # of the notices of this process, the same on each rank
@@ -23,20 +26,24 @@ class Notice:
     timeout; but a receive that times out does, and they fail at once.
     """
 
-    def __init__(self, group: Any, device: torch.device):
-        self.group, self.device = group, device
-        ranks = dist.get_process_group_ranks(group)
-        self.key = f"attnres/pipeline/{ranks[0]}/{next(_numbers)}"
+    def __init__(self, pipeline: Any, columns: Sequence[Any], others: Sequence[Any], device: Any):
+        """Args: groups, of a pipeline, of the same rank of several, and of some of its ranks."""
+        self.groups, self.device = [pipeline, *columns, *others], device
+        first = dist.get_process_group_ranks(pipeline)[0]
+        for group in columns:
+            first = min(world.gathered(first, group))
+        self.key = f"attnres/pipeline/{first}/{next(_numbers)}"
 
     def end(self, error: BaseException, doing: str) -> NoReturn:
-        """Tell the others, leave the group, and raise what has failed first.
+        """Tell the others, leave the groups, and raise what has failed first.
 
         Args:
             error: that was raised here.
             doing: what this rank computed then; empty where it waited for another.
         """
-        rank = dist.get_rank(self.group)
-        own = f"rank {rank} failed in {doing}: {_first_line(error)}" if doing else ""
+        rank = dist.get_rank()
+        is_own = doing and not _is_of_a_connection(error)
+        own = f"rank {rank} failed in {doing}: {_first_line(error)}" if is_own else ""
         reason = self._told() or self._tell(own)
         self._close()
         lost = f"rank {rank} has lost a rank that said nothing: {_first_line(error)}"
@@ -55,18 +62,30 @@ class Notice:
         return reason
 
     def _close(self) -> None:
-        if self.device.type != "cpu":
-            self.group.abort()
-            return
-        for peer in dist.get_process_group_ranks(self.group):
-            if peer != dist.get_rank():
-                with suppress(RuntimeError):
-                    work = dist.irecv(torch.empty(1), src=peer, group=self.group, tag=2**20)
-                    assert work is not None
-                    work.wait(datetime.timedelta(milliseconds=1))
+        for group in self.groups:
+            if self.device.type != "cpu":
+                group.abort()
+                continue
+            for peer in dist.get_process_group_ranks(group):
+                if peer != dist.get_rank():
+                    with suppress(RuntimeError):
+                        work = dist.irecv(torch.empty(1), src=peer, group=group, tag=2**20)
+                        assert work is not None
+                        work.wait(datetime.timedelta(milliseconds=1))
+
+
+def _is_of_a_connection(error: BaseException) -> bool:
+    """Whether a collective has failed, inside what is computed: another rank is the cause."""
+    error = _cause_of(error)
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
 
 def _first_line(error: BaseException) -> str:
+    error = _cause_of(error)
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def _cause_of(error: BaseException) -> BaseException:
     while error.__cause__ is not None:  # torch wraps what a stage raises
         error = error.__cause__
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return error

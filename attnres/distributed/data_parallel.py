@@ -7,6 +7,7 @@ method, whose parameters are read inside every layer: they are gathered once, in
 before the first layer, and kept until the backward has ended.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from attnres.distributed.partial_model import check_whole
 from attnres.models import AttnResForCausalLM
 from attnres.models.families import family_of
 
@@ -29,22 +31,32 @@ def shard(model: AttnResForCausalLM, mesh: DeviceMesh, bfloat16: bool = False) -
         model: whole and alike on every rank; its parameters become DTensors on the mesh.
         bfloat16: gather, compute and send layers and embeddings in bfloat16, and reduce gradients
             in float32; the parameters themselves, and all of the residual method, stay as they are.
+
+    Raises:
+        ValueError: a model that is cut into stages.
     """
+    check_whole(model, "give it the mesh as shard_over")
     policy = MixedPrecisionPolicy()
     if bfloat16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     base: Any = model.base_model
     family = family_of(base.config)
     for layer in cast(nn.ModuleList, base.get_submodule(family.layers)):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        shard_unit(layer, mesh=mesh, mp_policy=policy)
     if bfloat16:
         ends = (
             model.get_input_embeddings(),
             base.get_submodule(family.final_norm),
             model.get_output_embeddings(),
         )
-        fully_shard([end for end in ends if end is not None], mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh)
+        shard_unit([end for end in ends if end is not None], mesh=mesh, mp_policy=policy)
+    shard_unit(model, mesh=mesh)
+
+
+def shard_unit(modules: nn.Module | list[nn.Module], **settings: Any) -> FSDPModule:
+    """`fully_shard` without its warning of views: nothing of a state is changed in place."""
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    return cast(FSDPModule, fully_shard(modules, **settings))
 
 
 def replicate(model: nn.Module, mesh: DeviceMesh) -> DistributedDataParallel:

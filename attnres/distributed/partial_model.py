@@ -6,10 +6,8 @@ more is in memory than the parameters that stay and the largest that does not, a
 is left where one process leaves it.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -48,6 +46,7 @@ class Partial:
         }
         ours = {id(parameters[name]) for name, held in self.ranks_of.items() if rank in held}
         self.model = _drawn(config, [id(parameter) in ours for parameter in made])
+        self.model.is_cut = True
         for name, needed in chunks_of_buffers(skeleton, chunks).items():
             if rank not in {ranks[chunk] for chunk in needed}:
                 _drop_buffer(self.model, name)
@@ -67,47 +66,10 @@ class Partial:
         return found
 
 
-def load_weights(partial: Partial, folder: Path) -> None:
-    """Read a rank's parameters, and what its layers keep besides, of what `save_pretrained` wrote.
-
-    Readers of depth that the folder lacks, as a plain checkpoint does, stay as they are.
-
-    Raises:
-        ValueError: no weights there, or not those of the model.
-    """
-    from safetensors import safe_open
-
-    files = _files_of(folder)
-    aliases = {name: partial.aliases(name) for name in partial.names}
-    for name, tensor in partial.model.state_dict().items():
-        found = next((alias for alias in aliases.get(name, [name]) if alias in files), None)
-        if found is None:
-            if not name.startswith("residual.") and name in partial.names:
-                raise ValueError(f"{folder} lacks {name}, which the model has")
-            continue
-        with safe_open(files[found], "pt") as file:
-            saved = file.get_tensor(found)
-        if saved.shape != tensor.shape:
-            raise ValueError(
-                f"{folder}: {found} has shape {[*saved.shape]}, by the config it has "
-                f"{[*tensor.shape]}"
-            )
-        tensor.copy_(saved)
-
-
-def _files_of(folder: Path) -> dict[str, Path]:
-    """The safetensors file of each tensor."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in found.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise ValueError(f"no weights at {folder}: neither {index.name} nor {single.name}")
-    from safetensors import safe_open
-
-    with safe_open(single, "pt") as file:
-        return dict.fromkeys(file.keys(), single)
+def check_whole(model: Any, instead: str) -> None:
+    """ValueError for a model that is cut into stages, with what can be done instead."""
+    if getattr(model, "is_cut", False):
+        raise ValueError(f"the model is one rank's part of a pipeline: {instead}")
 
 
 def cut_readers(residual: nn.Module, chunks: Sequence[Chunk]) -> None:

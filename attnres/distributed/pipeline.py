@@ -19,18 +19,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from attnres.distributed import world
 from attnres.distributed.agreement import Notice
 from attnres.distributed.carried import carried
-from attnres.distributed.partial_model import Partial, load_weights
+from attnres.distributed.partial_model import Partial
 from attnres.distributed.plan import PipelinePlan
 from attnres.distributed.planned import check
+from attnres.distributed.saved_weights import load_weights
 from attnres.distributed.schedules import ONE_CHUNK
 from attnres.distributed.shared_gradients import SharedGradients
 from attnres.distributed.stage import OnRank, Stage, TorchStage
+from attnres.distributed.units import ShardedUnits
 from attnres.layout import check_count
 from attnres.models import AttnResCausalLMConfig
 
@@ -62,6 +65,8 @@ class Pipeline:
         group: of the ranks; None is all.
         device, dtype: of the parameters; None are the CPU and what fresh weights have.
         autocast: dtype of automatic mixed precision in every forward; None is none.
+        shard_over: a mesh of one dimension, whose ranks have the same stage and other rows: FSDP2
+            shards the parameters over them, and gradients are their mean; None shards nothing.
         weights: a folder that `save_pretrained` wrote, of which a rank reads what it holds; None
             draws fresh weights from torch's generator, those that one process would draw.
 
@@ -84,9 +89,14 @@ class Pipeline:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         autocast: torch.dtype | None = None,
+        shard_over: DeviceMesh | None = None,
         weights: str | Path | None = None,
     ):
         check(config, plan, schedule, n_microbatches, (batch_size, seq_len), group)
+        if shard_over is not None and shard_over.ndim != 1:
+            raise ValueError(
+                f"shard_over must be a mesh of one dimension, got {shard_over.ndim}: slice it"
+            )
         self.plan, self.n_microbatches = plan, n_microbatches
         self.shape_BT = batch_size, seq_len
         self.group: Any = group or dist.group.WORLD
@@ -99,16 +109,21 @@ class Pipeline:
             "batch_size and seq_len": self.shape_BT,
             "dtype and autocast": [dtype, autocast],
             "weights": weights,
+            "size of shard_over": None if shard_over is None else shard_over.size(),
             "state of torch's generator": torch.get_rng_state().tolist(),
         }
         world.check_alike(given, self.group)
-        self._notice = Notice(self.group, self.device)
+        self._columns = [] if shard_over is None else [shard_over.get_group()]
+        for group in self._columns:
+            world.check_alike({**given, "stage": self.rank}, group)
         self._partial = Partial(config, plan.chunks, self.rank)
         self.module = self._partial.model
         if weights is not None:
-            load_weights(self._partial, Path(weights))
+            load = partial(load_weights, self._partial, Path(weights))
+            world.together(load, self.group, *self._columns)
         _move(self.module, self.device, dtype)
         self._shared = SharedGradients(self.module, self._partial.shared(self.rank), self.group)
+        self._notice = Notice(self.group, self._columns, self._shared.groups, self.device)
         self._on_rank = OnRank(
             self.module,
             plan,
@@ -116,9 +131,11 @@ class Pipeline:
         )
         if autocast is not None:
             self._on_rank.precision = partial(torch.autocast, self.device.type, autocast)
-        own = [chunk.index for chunk in plan.chunks if chunk.rank == self.rank]
+        own = [chunk for chunk in plan.chunks if chunk.rank == self.rank]
+        if shard_over is not None:
+            self._on_rank.units = ShardedUnits(self.module, shard_over, own)
         self._stages = [
-            TorchStage(Stage(self._on_rank, index), self.device, self.group) for index in own
+            TorchStage(Stage(self._on_rank, chunk.index), self.device, self.group) for chunk in own
         ]
         self._schedule = RUNNERS[schedule](
             self._stages[0] if schedule in ONE_CHUNK else self._stages,
@@ -152,7 +169,7 @@ class Pipeline:
         """The mean loss of any number of sequences in evaluation mode, in nats a token.
 
         They go through the same stages, a step's number at a time; what lacks is made up for by
-        sequences that do not count.
+        sequences that do not count. Ranks that share parameters may give other numbers.
         """
         if tokens_BT.dim() != 2 or tokens_BT.shape[1] != self.shape_BT[1] or not len(tokens_BT):
             raise ValueError(
@@ -224,9 +241,10 @@ class Pipeline:
     def _loss(self, tokens_BT: Tensor) -> float:
         self._on_rank.loss_divisor = 1
         n_sequences, total = self.n_microbatches * self.shape_BT[0], 0.0
-        for part_BT in tokens_BT.split(n_sequences):
+        for start in range(0, self._most(len(tokens_BT)), n_sequences):
+            part_BT = tokens_BT[start : start + n_sequences]
             n_lacking = n_sequences - len(part_BT)
-            filled_BT = torch.cat([part_BT, part_BT[:1].expand(n_lacking, -1)])
+            filled_BT = torch.cat([part_BT, tokens_BT[:1].expand(n_lacking, -1)])
             labels_BT = filled_BT.clone()
             labels_BT[len(part_BT) :] = NO_TOKEN
             counts = [
@@ -236,6 +254,10 @@ class Pipeline:
             losses = self._pass(filled_BT, labels_BT)
             total += sum(n * loss for n, loss in zip(counts, losses, strict=False) if n)
         return self._from_last(total / len(tokens_BT))
+
+    def _most(self, n: int) -> int:
+        """Among the ranks that share parameters, which are gathered in each pass."""
+        return max([n, *(other for group in self._columns for other in world.gathered(n, group))])
 
     def _pass(self, tokens_BT: Tensor, labels_BT: Tensor) -> list[float]:
         """One pass of the schedule; the loss of each micro-batch on the last rank."""
@@ -248,6 +270,7 @@ class Pipeline:
         )
         run = self._schedule.step if torch.is_grad_enabled() else self._schedule.eval
         run(return_outputs=False, **last)
+        on_rank.units.after_pass()
         assert not on_rank.kept, f"kept beyond the plan: {list(on_rank.kept)}"
         self._forget()
         return [loss.item() for loss in losses]

@@ -7,7 +7,7 @@ sublayers see all positions: they run whole on every rank, or tensor-parallel ov
 Ranks of the group are given the same tokens, and the same seed where sublayers drop anything.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -28,7 +28,7 @@ from attnres.distributed.collectives import (
     split,
     total,
 )
-from attnres.residual.base import Mix, Output, Parts, Residual, Ways
+from attnres.residual.base import Mix, Output, Parts, Residual, Ways, through
 
 Outputs = Literal["whole", "partial"]
 
@@ -97,6 +97,12 @@ class SequenceSharded:
         if isinstance(mix, Ways):
             return Ways(*(self._gathered(way_BTD, sharded) for way_BTD in mix)), sharded
         return self._gathered(mix, sharded), sharded
+
+    def read_normed(
+        self, sharded: ShardedState, depth: int, norm: Callable[[Tensor], Tensor]
+    ) -> tuple[Mix, ShardedState]:
+        mix, sharded = self.read(sharded, depth)
+        return through(mix, norm), sharded
 
     def write(self, sharded: ShardedState, depth: int, out_BTD: Output) -> ShardedState:
         if isinstance(out_BTD, Parts):

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from attnres.distributed.collectives import Group, reduce, split, spread
+from attnres.distributed.partial_model import check_whole
 from attnres.distributed.sequence import Outputs, SequenceSharded
 from attnres.models.families import family_of
 from attnres.models.front import Front, in_front
@@ -37,8 +38,9 @@ def shard_sequence(
             of `own_positions`, the loss is that of all. Without gradients logits are gathered.
 
     Raises:
-        ValueError: as `SequenceSharded`; a model that is sharded already.
+        ValueError: as `SequenceSharded`; a model that is sharded already, or cut into stages.
     """
+    check_whole(model, "its stages hand on whole sequences, which are not sharded besides")
     base: Any = model.base_model
     family = family_of(base.config)
     final_norm = getattr(base, family.final_norm)

@@ -28,6 +28,11 @@ class SharedGradients:
         self._held = [(_group_of(ranks, group), shared) for ranks, shared in names.items()]
         self._before: dict[str, Tensor | None] = {}
 
+    @property
+    def groups(self) -> list[Any]:
+        """Of those ranks that share something."""
+        return [group for group, _ in self._held]
+
     def set_aside(self) -> None:
         """What earlier passes gave is summed already."""
         for _, held in self._trained():
@@ -61,7 +66,8 @@ def _group_of(ranks: Sequence[int], group: Any) -> Any:
     if len(ranks) == dist.get_world_size(group):
         return group
     members = [dist.get_global_rank(group, rank) for rank in ranks]
-    return dist.new_group(members, use_local_synchronization=True)
+    timeout = group._get_backend(group._device_types[0]).options._timeout  # else half an hour
+    return dist.new_group(members, timeout=timeout, use_local_synchronization=True)
 
 
 def _all_reduce(tensors: Sequence[Tensor], group: Any) -> None:

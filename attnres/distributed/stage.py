@@ -16,6 +16,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from attnres.distributed.carried import Carried
 from attnres.distributed.plan import PipelinePlan
+from attnres.distributed.units import WholeUnits
 from attnres.models.part import Part
 
 
@@ -31,6 +32,7 @@ class OnRank:
     loss_divisor: int = 1
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # by micro-batch and block
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of every forward
+    units: WholeUnits = field(default_factory=WholeUnits)  # of the model's parameters
     doing: str = ""  # what is computed now, for errors
 
     def forget(self) -> None:
@@ -61,12 +63,17 @@ class Stage(nn.Module):
         self.drops = [n for c, n in named if c.home < index == c.forward_end]
 
     def forward(self, *received: Tensor) -> Any:
+        run = self._loss if self.exit is None else self._state_out
         with self.rank.precision():
-            if self.exit is None:
-                return self._loss(received)
-            return self._state_out(self.exit, received)
+            found = self.rank.units.forward(run, received)
+        if self.exit is None:
+            return found
+        (first, *sent), sources = found
+        leaves = [self._keep(n, x) for n, x in zip(self.keeps, sources, strict=True)]
+        self._drop()
+        return (_Deposits.apply(first, leaves, *sources), *sent)
 
-    def _loss(self, received: Sequence[Tensor]) -> Tensor:
+    def _loss(self, *received: Tensor) -> Tensor:
         part = Part(self.chunk.start, self.chunk.stop, self._state_in(received))
         self._drop()
         outputs = self.rank.model(
@@ -77,7 +84,10 @@ class Stage(nn.Module):
         )
         return outputs.loss / self.rank.loss_divisor
 
-    def _state_out(self, carried: Carried, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _state_out(self, *received: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What is sent, and what is kept."""
+        carried = self.exit
+        assert carried is not None
         left: list[Any] = []
         if self.entry is None:
             state, inputs = None, {"input_ids": self.rank.microbatches[self.microbatch]}
@@ -88,11 +98,8 @@ class Stage(nn.Module):
         self.rank.model.base_model(**inputs, use_cache=False, part=part)
         (state,) = left
         blocks, others = carried.take_apart(state)
-        leaves = [self._keep(n, blocks[n]) for n in self.keeps]
-        self._drop()
-        first, *sent = (*(blocks[n] for n in carried.blocks or ()), *others)
-        first = _Deposits.apply(first, leaves, *(blocks[n] for n in self.keeps))
-        return (first, *sent)
+        sent = (*(blocks[n] for n in carried.blocks or ()), *others)
+        return sent, tuple(blocks[n] for n in self.keeps)
 
     def _state_in(self, received: Sequence[Tensor]) -> Any:
         entry = self.entry
@@ -155,6 +162,9 @@ class TorchStage(PipelineStage):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.submod.rank.units.before_backward(
+            self.submod.chunk.index, kwargs.get("last_backward", False)
+        )
         with _Doing(self, f"the backward of micro-batch {bwd_chunk_id}"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 

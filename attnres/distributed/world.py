@@ -8,7 +8,7 @@ import datetime
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 Value = TypeVar("Value")
 Failure = tuple[type[Exception], str]
+Attempt = tuple[int, Failure | None]  # a rank, and what it has failed with
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -105,18 +106,28 @@ def _shown(value: Any) -> str:
     return text if len(text) < 60 else f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def together(make: Callable[[], Value]) -> Value:
-    """What `make` returns here, once it has on every rank; else the first rank's error on all."""
+def together(make: Callable[[], Value], *groups: Any) -> Value:
+    """What `make` returns here, once it has on every rank; else the first rank's error on all.
+
+    All ranks, or those of the groups, such as the row and the column of this rank in a mesh.
+    """
     if n_ranks() == 1:
         return make()
     value, failure = _attempt(make)
-    found = gathered(failure)
-    failures = [(i, each) for i, each in enumerate(found) if each is not None]
-    if not failures:
+    found = (rank(), failure), True
+    for group in groups or (None,):
+        found = _first_failure(gathered(found, group))
+    (place, failure), are_alike = found
+    if failure is None:
         return cast(Value, value)
-    place, (kind, text) = failures[0]
-    are_alike = len(set(found)) == 1
+    kind, text = failure
     raise kind(text if are_alike else f"rank {place}: {text}")
+
+
+def _first_failure(found: Sequence[tuple[Attempt, bool]]) -> tuple[Attempt, bool]:
+    """The first rank's failure among what ranks found, and whether it is that of all."""
+    first = next((attempt for attempt, _ in found if attempt[1] is not None), found[0][0])
+    return first, all(alike and attempt[1] == first[1] for attempt, alike in found)
 
 
 def from_first(make: Callable[[], Value]) -> Value:

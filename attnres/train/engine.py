@@ -34,6 +34,7 @@ class Engine(ABC):
     n_batches_of_loss: int = 1  # that `loss` is best asked for at once
     is_first: bool = True  # of its processes: it alone writes metrics and reports
     data_group: Any = None  # processes that train the same parameters on other rows
+    stage_group: Any = None  # processes that hold the model together; None is this one alone
 
     @abstractmethod
     def backward(self, batches: Sequence[Tensor]) -> float:
@@ -90,7 +91,7 @@ class OneProcess(Engine):
             self.model.activation_checkpointing_enable()
         self.forward: Callable[..., Any] = self.model
         if recipe.compile:
-            self.forward = torch.compile(self.model)
+            self._compile()
         self._is_exact = recipe.precision == "float32"
 
     def backward(self, batches: Sequence[Tensor]) -> float:
@@ -139,6 +140,9 @@ class OneProcess(Engine):
         tokens_BT = tokens_BT.to(self.device)
         with self._autocast():
             return self.forward(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
+
+    def _compile(self) -> None:
+        self.forward = torch.compile(self.model)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._is_exact:

@@ -101,7 +101,11 @@ def _prepare(recipe: Recipe, tokens: "data.TokenData") -> Run:
         Batches(train_RT, held_out_RT[::stride], bytes_per_token, fingerprint),
         engine,
         optim.build_optimizers(engine.module, recipe.optim),
-        ExpertBalance(engine.module, recipe.optim.expert_bias_rate, engine.data_group),
+        ExpertBalance(
+            *(engine.module, recipe.optim.expert_bias_rate),
+            group=engine.data_group,
+            stages=engine.stage_group,
+        ),
     )
 
 

@@ -15,9 +15,12 @@ from torch.optim import Optimizer
 
 from attnres.distributed import Pipeline, plan_for, world
 from attnres.distributed.data_parallel import average_, own_rows, replicate, shard, whole
+from attnres.models.compiled import compile_sublayers
 from attnres.train import checkpoint, sharded
 from attnres.train.engine import Engine, OneProcess, counts
 from attnres.train.recipe import Recipe
+
+UNTRIED = "sublayers compiled one by one were not held to one process yet"
 
 
 class ManyProcesses(Engine, ABC):
@@ -66,11 +69,11 @@ class DataParallel(ManyProcesses, OneProcess):
 
     def __init__(self, recipe: Recipe, vocab_size: int, mesh: DeviceMesh):
         if recipe.compile and recipe.data_parallel == "fsdp":
-            raise ValueError("compile=True goes with data_parallel=ddp, not with fsdp")
+            raise ValueError(f"compile=True goes with data_parallel=ddp, not with fsdp: {UNTRIED}")
         self._join(recipe, mesh)
+        self._is_sharded = recipe.data_parallel == "fsdp"
         super().__init__(recipe, vocab_size)
         torch.manual_seed(recipe.seed + world.rank())  # dropout differs where rows do
-        self._is_sharded = recipe.data_parallel == "fsdp"
         if self._is_sharded:
             shard(self.model, mesh, bfloat16=recipe.precision == "bfloat16")
         else:
@@ -100,6 +103,13 @@ class DataParallel(ManyProcesses, OneProcess):
             return self.forward.no_sync()
         return nullcontext()
 
+    def _compile(self) -> None:
+        """FSDP2 gathers between layers, which is no part of a graph."""
+        if self._is_sharded:
+            compile_sublayers(self.model)
+        else:
+            super()._compile()
+
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._is_sharded else super()._autocast()
 
@@ -107,20 +117,17 @@ class DataParallel(ManyProcesses, OneProcess):
 class Pipelined(ManyProcesses):
     """Every process has the chunks of its stage; accumulations are the micro-batches of a pass.
 
-    Where several processes have a copy of a stage, each passes its own rows, and their gradients
-    are averaged after the pass.
+    Where several processes have the same stage, each passes its own rows. They share its parameters
+    under FSDP2; else each has a copy, and gradients are averaged after the pass.
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int, device: torch.device, mesh: DeviceMesh):
         if recipe.compile:
-            raise ValueError("compile=True goes with pipeline=1")
-        if mesh["data"].size() > 1 and recipe.data_parallel != "ddp":
-            raise ValueError(
-                f"pipeline={recipe.pipeline} over {world.n_ranks()} processes copies each stage "
-                f"{mesh['data'].size()} times and shards none: give data_parallel=ddp"
-            )
+            raise ValueError(f"compile=True goes with pipeline=1: {UNTRIED}")
         self._join(recipe, mesh["data"])
         self.device, self.config = device, recipe.model.config(vocab_size, recipe.seq_len)
+        self._is_copied = self._mesh.size() > 1 and recipe.data_parallel == "ddp"
+        is_sharded = self._mesh.size() > 1 and not self._is_copied
         self._pipeline = Pipeline(
             self.config,
             plan_for(self.config, recipe.pipeline, recipe.virtual_stages),
@@ -131,18 +138,22 @@ class Pipelined(ManyProcesses):
             group=mesh["pipeline"].get_group(),
             device=device,
             autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+            shard_over=self._mesh if is_sharded else None,
         )
+        torch.manual_seed(recipe.seed + world.rank())  # dropout differs where rows or layers do
         self.module = self._pipeline.module.train()
         if recipe.checkpoint_gradients:
             self._pipeline.module.activation_checkpointing_enable()
+        if recipe.compile:
+            compile_sublayers(self._pipeline.module)
         self.n_batches_of_loss = recipe.n_accumulations
+        self.stage_group = mesh["pipeline"].get_group()
 
     def backward(self, batches: Sequence[Tensor]) -> float:
         own = [own_rows(tokens_BT, self._mesh) for tokens_BT in batches]
         loss = self._pipeline.backward(torch.cat(own))
-        if self._mesh.size() == 1:
-            return loss
-        average_([p.grad for p in self.module.parameters() if p.grad is not None], self._mesh)
+        if self._is_copied:
+            average_([p.grad for p in self.module.parameters() if p.grad is not None], self._mesh)
         return self._sum(loss) / self._mesh.size()
 
     def loss(self, tokens_BT: Tensor) -> float:

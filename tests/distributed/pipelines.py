@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from tiny_models import text_config
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from attnres.distributed import world
+from attnres.distributed.data_parallel import own_rows, whole
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 from attnres.train.optim import OptimConfig, build_optimizers
 
-N_STEPS, N_ACCUMULATIONS, N_MICROBATCHES, SEQ_LEN = 3, 2, 4, 7
+N_STEPS, N_SEQUENCES, SEQ_LEN = 3, 8, 7  # sequences of a step
 BLOCKS = "attn_res:sublayers_per_block=4"  # 10 sublayers in blocks of 4, 4 and 2
 OPTIM = OptimConfig(lr=1e-2)
 
@@ -28,10 +31,20 @@ class Case:
     tied: bool = True
     dtype: torch.dtype = torch.float64
     autocast: torch.dtype | None = None
+    n_microbatches: int = 4
+    n_data: int = 1  # ranks that share a stage, whose parameters are sharded over them
 
     @property
     def n_stages(self) -> int:
         return (len(self.cuts) + 1) // self.n_virtual
+
+    @property
+    def n_ranks(self) -> int:
+        return self.n_stages * self.n_data
+
+    @property
+    def n_accumulations(self) -> int:
+        return N_SEQUENCES // self.n_microbatches // self.n_data
 
 
 @dataclass
@@ -64,18 +77,21 @@ def train(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if name.startswith("residual."):
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+            noise = (0.2 * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype)
+            if isinstance(parameter, DTensor):
+                noise = distribute_tensor(noise, parameter.device_mesh, parameter.placements)
+            parameter.data += noise
     module.train()
 
 
-def tokens(n_sequences: int = N_STEPS * N_ACCUMULATIONS * N_MICROBATCHES) -> Tensor:
+def tokens(n_sequences: int = N_STEPS * N_SEQUENCES) -> Tensor:
     generator = torch.Generator().manual_seed(2)
     return torch.randint(3, 97, (n_sequences, SEQ_LEN), generator=generator)
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:
     found = module.named_parameters()
-    return {name: p.grad.clone() for name, p in found if p.grad is not None}
+    return {name: whole(p.grad).clone() for name, p in found if p.grad is not None}
 
 
 @cache
@@ -97,7 +113,7 @@ def one_process(
     for tokens_BT in tokens().chunk(N_STEPS):
         total = 0.0
         for sequence_BT in tokens_BT.split(1):
-            loss = loss_of(sequence_BT) / (N_MICROBATCHES * N_ACCUMULATIONS)
+            loss = loss_of(sequence_BT) / N_SEQUENCES
             loss.backward()
             total += loss.item()
         found = gradients(model)
@@ -116,15 +132,18 @@ def run_case(case: Case) -> Run:
 
     made = config(case)
     plan = plan_for(made, case.n_stages, case.n_virtual, case.cuts, case.keep)
+    mesh = world.mesh_of("cpu", case.n_stages, timeout_s=120)
     torch.manual_seed(0)
     pipeline = Pipeline(
         made,
         plan,
         schedule=case.schedule,
-        n_microbatches=N_MICROBATCHES,
+        n_microbatches=case.n_microbatches,
         seq_len=SEQ_LEN,
+        group=mesh["pipeline"].get_group(),
         dtype=case.dtype,
         autocast=case.autocast,
+        shard_over=mesh["data"] if case.n_data > 1 else None,
     )
     train(pipeline.module)
     if case.checkpointed:
@@ -133,15 +152,17 @@ def run_case(case: Case) -> Run:
     sent, validation = torch.zeros(2, dtype=torch.long), []
     for tokens_BT in tokens().chunk(N_STEPS):
         before = torch.tensor(pipeline.sent_bytes)
+        own_BT = own_rows(tokens_BT, mesh["data"])
         losses = [
-            pipeline.backward(part_BT, N_ACCUMULATIONS)
-            for part_BT in tokens_BT.chunk(N_ACCUMULATIONS)
+            pipeline.backward(part_BT, case.n_accumulations)
+            for part_BT in own_BT.chunk(case.n_accumulations)
         ]
         n_kept.append(pipeline.n_kept)
         sent += torch.tensor(pipeline.sent_bytes) - before
         found = gradients(pipeline.module)
         norm = pipeline.clip_grad_norm_(1.0)
-        steps.append(Step(sum(losses) / N_ACCUMULATIONS, norm, found))
+        loss = sum(world.gathered(sum(losses), mesh["data"].get_group()))
+        steps.append(Step(loss / case.n_accumulations / case.n_data, norm, found))
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -149,6 +170,8 @@ def run_case(case: Case) -> Run:
             validation.append(pipeline.loss(tokens(5)))
             n_kept.append(pipeline.n_kept)
             assert pipeline.module.training
+        are_sharded = {isinstance(p, DTensor) for p in pipeline.module.parameters()}
+        assert are_sharded == {case.n_data > 1}  # nothing gathered stays between passes
     expected, expected_loss = one_process(case.residual, case.tied, case.dtype, case.autocast)
     losses = validation[0], expected_loss
     sent_bytes = int(sent[0]), int(sent[1])

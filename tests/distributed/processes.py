@@ -1,6 +1,7 @@
 """A function on every rank of a gloo group: what each returned, or one failure in limited time."""
 
 import datetime
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,19 +12,26 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
+IMPORTED_ONCE = [  # by the process that every rank is a copy of: they take seconds, and no threads
+    "attnres.distributed.pipeline",
+    "attnres.train.parallel",
+    "transformers.models.llama.modeling_llama",
+]
+
 
 def run_processes(
     function: Callable[..., Any], n_processes: int, *arguments: Any, timeout_s: float = 120
 ) -> list[Any]:
     """Call `function(rank, *arguments)` on each rank; what the ranks returned, in their order.
 
-    The function is one of a module, since each process is a fresh one. The first rank that raises
+    The function is one of a module, since each process starts anew. The first rank that raises
     ends the others, and its traceback is raised here; so is a TimeoutError after `timeout_s`.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         given = (folder, n_processes, timeout_s, function, arguments)
+        multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
         context = start_processes(
-            _on_rank, given, nprocs=n_processes, join=False, start_method="spawn"
+            _on_rank, given, nprocs=n_processes, join=False, start_method="forkserver"
         )
         assert context is not None
         _wait(context, timeout_s)

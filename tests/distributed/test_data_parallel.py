@@ -105,23 +105,6 @@ def test_stages_run_as_one_process_and_their_checkpoints_fit_others(text, tmp_pa
     assert_close_runs(tmp_path / "to others", tmp_path / "one" / "stages", has_probes=False)
 
 
-def _train_copies_of_stages(rank: int, own: Recipe, path: Path) -> str:
-    train(own, path)
-    try:
-        train(replace(own, data_parallel="fsdp"), path.with_name("refused"))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_two_copies_of_two_stages_run_as_one_process(text, tmp_path):
-    own = replace(_pipelined(text)["stages"], data_parallel="ddp", n_steps=3)
-    train(replace(own, pipeline=1), tmp_path / "one")
-    said = run_processes(_train_copies_of_stages, 4, own, tmp_path / "four", timeout_s=300)
-    assert_close_runs(tmp_path / "four", tmp_path / "one", has_probes=False)
-    assert said[0].startswith("pipeline=2 over 4 processes copies each stage 2 times")
-
-
 def test_one_process_says_how_to_start_more(text, tmp_path):
     with pytest.raises(ValueError, match=r"pipeline=4 takes 4 .* torchrun --nproc-per-node 4 -m"):
         train(recipe(text, pipeline=4), tmp_path / "run")

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_runs import assert_same_run, checkpoints, rows
+from test_data_parallel import assert_close_runs
+from tiny_runs import assert_same_run, checkpoints, recipe, rows
 
 from attnres.train import checkpoint
+from attnres.train.loop import train
 
 pytestmark = pytest.mark.dist
 
@@ -19,22 +21,24 @@ import os, signal, time
 from dataclasses import replace
 from pathlib import Path
 from tiny_runs import recipe
+from attnres.distributed.stage import Stage
 from attnres.train import loop, sharded
 
 OWN = recipe(Path("words.txt"), save_every=2, timeout_s=20)
+MESH = replace(OWN, pipeline=2, n_accumulations=2, timeout_s=60)
 IS_SECOND = os.environ.get("RANK") == "1"
 
 def whole():
     return OWN
 
-def at_step(number, harm):
+def at_step(number, harm, own=OWN):
     step = loop._step
     def harmed(run, i):
         if i == number and IS_SECOND:
             harm()
         return step(run, i)
     loop._step = harmed
-    return OWN
+    return own
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -44,6 +48,20 @@ def killed_in_a_step():
 
 def silent():
     return at_step(0, lambda: time.sleep(600))
+
+def mesh():
+    return MESH
+
+def killed_in_a_save_on_a_mesh():
+    killed_in_a_save()
+    return MESH
+
+def a_stage_fails():
+    def fail():
+        raise FloatingPointError("a wrong number")
+    def harm():
+        Stage._state_out = lambda self, *received: fail()
+    return at_step(5, harm, MESH)
 
 def killed_in_a_save():
     written = sharded._written
@@ -59,6 +77,18 @@ def another_on_each():
 
 def odd():
     return replace(OWN, batch_size=3)
+
+def odd_mesh():
+    return replace(MESH, batch_size=3)
+
+def odd_microbatches():
+    return replace(MESH, virtual_stages=2, n_accumulations=5)
+
+def too_many_stages():
+    return replace(MESH, virtual_stages=4, n_accumulations=4)
+
+def three_stages():
+    return replace(MESH, pipeline=3)
 '''
 
 
@@ -73,7 +103,7 @@ def launch(text, tmp_path):
         command += ["--nproc-per-node", str(n_ranks), "-m", "attnres", "train", f"faults:{recipe}"]
         command += ["--name", name, "--folder", str(tmp_path / "runs")]
         return subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=900
         )
 
     return run
@@ -113,15 +143,46 @@ def test_a_silent_rank_ends_the_job_in_limited_time(launch):
     assert "rank 0: another process ended or did not answer" in error
 
 
+@pytest.mark.slow
+def test_a_mesh_that_loses_a_rank_in_a_save_goes_on(launch, tmp_path, text):
+    runs = tmp_path / "runs"
+    assert launch("killed_in_a_save_on_a_mesh", "run", 4).returncode != 0
+    newest = checkpoint.newest(runs / "run" / "checkpoint")
+    assert newest is not None
+    assert newest.name == "step-00000006"
+    done = launch("mesh", "run", 4)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step 10 of 10") == 1
+    train(recipe(text, save_every=2, n_accumulations=2), tmp_path / "one")
+    assert_close_runs(runs / "run", tmp_path / "one", has_probes=False)
+
+
+@pytest.mark.slow
+def test_a_mesh_whose_stage_fails_says_so_once(launch, tmp_path):
+    done = launch("a_stage_fails", "run", 4)
+    assert done.returncode != 0
+    (error,) = errors(done)
+    assert "rank 1 failed in the forward of micro-batch 0 through sublayers 0 to 1" in error
+    assert "FloatingPointError: a wrong number" in error
+    assert checkpoint.newest(tmp_path / "runs" / "run" / "checkpoint") is not None
+
+
 @pytest.mark.parametrize(
-    ("recipe", "words"),
+    ("recipe", "n_ranks", "words"),
     [
-        ("another_on_each", "the processes differ: seed is 0 on rank 0 and 1 on rank 1"),
-        ("odd", "batch_size=3 does not divide over 2 processes"),
+        ("another_on_each", 2, "the processes differ: seed is 0 on rank 0 and 1 on rank 1"),
+        ("odd", 2, "batch_size=3 does not divide over 2 processes"),
+        ("three_stages", 2, "pipeline=3 takes 3 processes or a multiple of that, and there are 2"),
+        ("odd_microbatches", 2, "interleaved runs 5 micro-batches on 2 stages in 2 rounds"),
+        ("too_many_stages", 2, "8 chunks are more than the model's 4 sublayers"),
+        pytest.param(
+            *("odd_mesh", 4, "batch_size=3 does not divide over 2 processes"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_what_cannot_run_is_said_once(launch, tmp_path, recipe, words):
-    done = launch(recipe, "run")
+def test_what_cannot_run_is_said_once(launch, tmp_path, recipe, n_ranks, words):
+    done = launch(recipe, "run", n_ranks)
     assert done.returncode != 0
     (error,) = errors(done)
     assert words in error

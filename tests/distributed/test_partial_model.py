@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from tiny_families import FAMILIES, build, config
+from tiny_families import FAMILIES, config
 
 from attnres.distributed import cut
-from attnres.distributed.partial_model import Partial, load_weights
+from attnres.distributed.data_parallel import shard
+from attnres.distributed.partial_model import Partial
+from attnres.distributed.sequence_model import shard_sequence
 from attnres.layout import BlockLayout
 from attnres.models import AttnResForCausalLM
 
@@ -93,27 +95,9 @@ def test_what_another_method_learns_is_held_by_all(method):
     assert part.shared(1) == {(0, 1, 2): list(expected)}
 
 
-@pytest.mark.parametrize("max_shard_size", ["5GB", "40KB"], ids=["one file", "many"])
-def test_saved_weights_are_read_by_those_who_hold_them(tmp_path, max_shard_size):
-    whole = build("llama", tie_word_embeddings=True)
-    whole.save_pretrained(tmp_path, max_shard_size=max_shard_size)
-    parameters = dict(whole.named_parameters())
-    parts = [Partial(whole.config, chunks_of(whole.config), rank) for rank in range(3)]
-    for part in parts:
-        load_weights(part, tmp_path)
-        for name, parameter in part.model.named_parameters():
-            assert torch.equal(parameter, parameters[name]), name
-    last = parts[-1].model
-    assert last.get_output_embeddings().weight is last.get_input_embeddings().weight
-
-
-def test_weights_that_lack_or_do_not_fit_are_named(tmp_path):
-    build("llama").save_pretrained(tmp_path)
-    deeper = config("llama", num_hidden_layers=4)
-    with pytest.raises(ValueError, match=r"lacks model\.layers\.3\.self_attn"):
-        load_weights(Partial(deeper, chunks_of(deeper, (3, 6)), 2), tmp_path)
-    wider = config("llama", intermediate_size=64)
-    with pytest.raises(ValueError, match=r"has shape \[48, 32\], by the config it has \[64, 32\]"):
-        load_weights(Partial(wider, chunks_of(wider), 0), tmp_path)
-    with pytest.raises(ValueError, match="no weights at"):
-        load_weights(Partial(wider, chunks_of(wider), 0), tmp_path / "nowhere")
+def test_a_part_is_not_sharded_as_a_whole_model_is():
+    part = Partial(config("llama"), chunks_of(config("llama")), 1).model
+    with pytest.raises(ValueError, match=r"one rank's part .*: give it the mesh as shard_over"):
+        shard(part, None)  # type: ignore[arg-type]  before it looks at the mesh
+    with pytest.raises(ValueError, match=r"one rank's part .*: its stages hand on whole sequences"):
+        shard_sequence(part)

@@ -99,7 +99,9 @@ def _fail(rank, folder, n_found, how):
     torch.manual_seed(0)
     pipeline = Pipeline(*plan(3), **SIZES)
     pipeline.backward(tokens(4))
-    if rank == 1:
+    if how is None and rank == 0:
+        _fail_at_the_end(pipeline.module.get_input_embeddings().weight)
+    elif rank == 1 and how is not None:
         layer = next(x for x in pipeline.module.base_model.layers if list(x.parameters()))
         layer.mlp.forward = how
     start = time.monotonic()
@@ -111,6 +113,19 @@ def _fail(rank, folder, n_found, how):
         time.sleep(0.1)
 
 
+def _fail_at_the_end(embedding):
+    """In the last backward of the first rank, when the others have done their part."""
+    seen = []
+
+    def fail(gradient):
+        seen.append(None)
+        if len(seen) == SIZES["n_microbatches"]:
+            time.sleep(2)
+            raise FloatingPointError("a wrong number")
+
+    embedding.register_hook(fail)
+
+
 def _raise(h_BTD):
     raise FloatingPointError("a wrong number")
 
@@ -119,26 +134,56 @@ def _die(h_BTD):
     os._exit(0)
 
 
-def found_by(ranks, folder, how):
+def found_by(n_processes, ranks, folder, fail, how):
+    """What `fail` saved of those ranks, one of which comes to harm by `how`."""
     with suppress(Exception):  # the group cannot end as others do
-        run_processes(_fail, 3, str(folder), len(ranks), how, timeout_s=240)
+        run_processes(fail, n_processes, str(folder), len(ranks), how, timeout_s=600)
     return [torch.load(folder / str(rank)) for rank in ranks]
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_all_which_name_it(tmp_path):
-    for words, n_kept, took_s in found_by(range(3), tmp_path, _raise):
+    for words, n_kept, took_s in found_by(3, range(3), tmp_path, _fail, _raise):
         assert words.startswith("rank 1 failed in the forward of micro-batch 0 through sublayers ")
         assert words.endswith("FloatingPointError: a wrong number")
         assert n_kept == 0
-        assert took_s < 30  # the group's own limit is 240
+        assert took_s < 30  # the group's own limit is 600
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_rank_that_fails_last_ends_those_who_share_its_embedding(tmp_path):
+    for words, n_kept, took_s in found_by(3, range(3), tmp_path, _fail, None):
+        assert words.startswith("rank 0 failed in the backward of micro-batch 3 through sublayers ")
+        assert words.endswith("FloatingPointError: a wrong number")
+        assert n_kept == 0
+        assert took_s < 60  # the group's own limit is 600
+
+
+def _shared_timeout(rank):
+    torch.manual_seed(0)
+    pipeline = Pipeline(*plan(3), **SIZES)
+    found = {group.size(): _timeout_s(group) for group in pipeline._notice.groups}
+    return found | {0: _timeout_s(pipeline.group)}
+
+
+def _timeout_s(group):
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_ranks_that_share_an_embedding_wait_no_longer_than_others():
+    first, second, third = run_processes(_shared_timeout, 3, timeout_s=300)
+    assert first == third == {0: 300, 2: 300, 3: 300}
+    assert second == {0: 300, 3: 300}
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_all(tmp_path):
-    for words, n_kept, took_s in found_by((0, 2), tmp_path, _die):
+    for words, n_kept, took_s in found_by(3, (0, 2), tmp_path, _fail, _die):
         assert "has lost a rank that said nothing" in words
         assert n_kept == 0
         assert took_s < 30
