@@ -13,6 +13,7 @@ from attnres.cli.analyses import ablate, dynamics
 from attnres.cli.conformance import conform
 from attnres.cli.costs import cost
 from attnres.cli.experiments import experiment
+from attnres.cli.explorer import explore
 from attnres.cli.fits import fit
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, evaluate, generate
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "fit": fit,
     "dynamics": dynamics,
     "ablate": ablate,
+    "explore": explore,
     "corpus": corpus,
     "convert": convert,
     "generate": generate,
