@@ -6,6 +6,7 @@ Chromium takes commands as JSON that ends in a zero byte on file descriptor 3 an
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,12 @@ KEYS = {  # virtual key codes
     **{"PageUp": 33, "PageDown": 34, "End": 35, "Home": 36, "Enter": 13, " ": 32},
 }
 SHIFT = 8
+PLACED = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Tab:
@@ -135,11 +142,9 @@ def tab(profile: Path) -> Iterator[Tab]:
     to_us, from_browser = os.pipe()
     flags = [flag for flag in FLAGS if not flag.startswith(DUMPING)]
     command = [find_browser(), *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-    # the browser's own descriptors 3 and 4, whatever they are called here
-    placed = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command]
-    process = subprocess.Popen(
-        placed, pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL
-    )
+    placed = [sys.executable, "-c", PLACED, str(to_browser), str(from_browser), *command]
+    ends = (to_browser, from_browser)
+    process = subprocess.Popen(placed, pass_fds=ends, stderr=subprocess.DEVNULL)
     os.close(to_browser)
     os.close(from_browser)
     own = Tab(process, from_us, to_us)

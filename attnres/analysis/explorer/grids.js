@@ -1,7 +1,8 @@
 // What heat maps show: matrices as [title, {rows, columns, value, shade, words}].
 
 import { shadeOf } from "./colors.js";
-import { largest, nats, share } from "./source_table.js";
+import { largest } from "./run.js";
+import { nats, share } from "./source_table.js";
 
 // What each read is made of, reader by output.
 export function mixingGrid(run, palette) {
@@ -28,7 +29,7 @@ export function weightGrid(run, token, palette) {
 
 // Loss without each source of each reader.
 export function effectGrid(run, palette) {
-  const most = largest(run.effects.sources.flat());
+  const most = run.largestEffect;
   const effect = (reader, source) => run.effect(reader, source);
   const shade = (x) => shadeOf(palette, x / (most || 1));
   const title = `${run.name}: loss without the source, nats a token; largest ${nats(most)}`;

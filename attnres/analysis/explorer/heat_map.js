@@ -131,7 +131,8 @@ export class HeatMap {
     }[event.key];
     if (!to) return;
     event.preventDefault();
-    this.#pick([clamp(to[0], this.#grid.rows.length), to[1]]);
+    this.#at = [clamp(to[0], this.#grid.rows.length), to[1]]; // the next key may come before `mark`
+    this.#pick(this.#at);
   }
 
   // The next column of a row that has a figure; where there is none, the same.

@@ -21,7 +21,11 @@ let quiet = 0; // the timer of QUIET_MS
 const state = { run: 0, reader: 0, source: 0, token: 0, output: 0, range: "largest" };
 
 const text = new TextView(byId("text"), (token) => choose({ token }));
-const table = new SourceTable(byId("sources"), (source, focuses) => choose({ source }, focuses));
+const table = new SourceTable(
+  byId("sources"),
+  (source) => choose({ source }, true),
+  (step) => choose({ source: state.source + step }, true),
+);
 const weightMap = new HeatMap(byId("readers"), pickCell);
 const effectMap = new HeatMap(byId("readers"), pickCell);
 const mixing = new MixingView(byId("mixing"), runs, (reader, output) => choose({ reader, output }));

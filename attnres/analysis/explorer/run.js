@@ -12,6 +12,7 @@ export class Run {
     Object.assign(this, plain); // name, residual, readers, sources, columns, mixing, effects, ...
     this.text = text;
     this.nTokens = text.pieces.length;
+    this.largestEffect = largest(plain.effects?.sources?.flat() ?? []);
     this.starts = offsets(this.sources);
     this.places = this.sources.map((named) => new Map(named.map(([name], i) => [name, i])));
   }
@@ -56,6 +57,11 @@ export class Run {
   sourceAt(reader, column) {
     return this.places[reader].get(this.columns[column]);
   }
+}
+
+// By size; what is not a number counts as zero.
+export function largest(values) {
+  return values.reduce((most, x) => Math.max(most, Math.abs(x || 0)), 0);
 }
 
 function offsets(sources) {

@@ -1,18 +1,21 @@
 // The sources of one reader for one token: weight, its mean over tokens, loss without it.
 
+import { largest } from "./run.js";
+
 export class SourceTable {
   #body;
   #onPick;
   #rows = [];
 
-  constructor(table, onPick) {
+  // `onPick` is told of a source, `onStep` of a step up or down from the one that is chosen.
+  constructor(table, onPick, onStep) {
     this.#body = table.tBodies[0];
     this.#onPick = onPick;
     this.#body.addEventListener("keydown", (event) => {
       const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
       if (!step) return;
       event.preventDefault();
-      onPick(this.#rows.findIndex(({ row }) => row.contains(event.target)) + step, true);
+      onStep(step);
     });
   }
 
@@ -25,7 +28,7 @@ export class SourceTable {
     const effects = sources.map((_, i) => run.effect(reader, i));
     const longest = {
       weight: largest(weights.concat(means)),
-      effect: largest(run.effects?.sources?.flat() ?? []),
+      effect: run.largestEffect,
     };
     this.#rows.forEach((cells, i) => {
       const [name, meaning] = sources[i];
@@ -57,7 +60,7 @@ export class SourceTable {
     button.type = "button";
     const cells = [0, 1, 2, 3].map(() => row.insertCell());
     cells[2].className = "number";
-    row.addEventListener("click", () => this.#onPick(i, true));
+    row.addEventListener("click", () => this.#onPick(i));
     return {
       row,
       button,
@@ -92,11 +95,6 @@ export function share(value) {
 
 export function nats(value) {
   return Number.isNaN(value) ? "–" : minus((value < 0 ? "" : "+") + value.toFixed(4));
-}
-
-// By size; what is not a number counts as zero.
-export function largest(values) {
-  return values.reduce((most, x) => Math.max(most, Math.abs(x || 0)), 0);
 }
 
 function minus(text) {
