@@ -46,7 +46,7 @@ class Tab:
             "sessionId"
         ]
         self.events.clear()
-        for domain in ("Page", "Runtime", "Network", "Log", "Performance"):
+        for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
         self.prefer(scheme=scheme)
         self.call("Page.navigate", url=url)

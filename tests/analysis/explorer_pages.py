@@ -20,7 +20,9 @@ def text_of(n_tokens, seq_len=16, pieces=()):
     )
 
 
-def attends(name, n_layers, n_tokens, sublayers_per_block=1, seed=0, effects=None, pieces=()):
+def attends(
+    name, n_layers, n_tokens, sublayers_per_block=1, seed=0, seq_len=16, effects=None, pieces=()
+):
     """A run with random depth weights."""
     n = 2 * n_layers
     layout = BlockLayout.of(n, sublayers_per_block=sublayers_per_block)
@@ -38,7 +40,7 @@ def attends(name, n_layers, n_tokens, sublayers_per_block=1, seed=0, effects=Non
         no_mixing="",
         is_untrained=False,
     )
-    text = text_of(n_tokens, pieces=pieces)
+    text = text_of(n_tokens, seq_len, pieces)
     return Explored(name=name, residual="attn_res", text=text, reading=reading, effects=effects)
 
 

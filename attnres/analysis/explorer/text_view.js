@@ -2,6 +2,8 @@
 
 import { N_SHADES } from "./colors.js";
 
+const MARGIN = 24; // pixels, between the token chosen and the frame
+
 export class TextView {
   #list;
   #tokens = [];
@@ -72,9 +74,8 @@ function sequenceElement(i) {
 
 // Inside the list alone: the page stays where it is.
 function scrollTo(list, token) {
-  const top = token.offsetTop;
-  const bottom = top + token.offsetHeight;
-  if (top < list.scrollTop) list.scrollTop = top - 24;
-  else if (bottom > list.scrollTop + list.clientHeight)
-    list.scrollTop = bottom - list.clientHeight + 24;
+  const { top, bottom } = token.getBoundingClientRect();
+  const frame = list.getBoundingClientRect();
+  if (top < frame.top) list.scrollTop -= frame.top - top + MARGIN;
+  else if (bottom > frame.bottom) list.scrollTop += bottom - frame.bottom + MARGIN;
 }
