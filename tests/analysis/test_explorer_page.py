@@ -207,7 +207,7 @@ def test_the_loss_without_a_layer_is_told(page):
     assert "Without layer" not in page.eval(note)  # the final norm is in none
     page.eval("document.getElementById('text').focus()")
     page.press("ArrowUp")
-    assert "Without layer 2 the loss is +2.5000 nats." in page.eval(note)
+    assert "Without layer 2 the loss gains +2.5000 nats a token." in page.eval(note)
 
 
 def test_darker_is_more_and_the_legend_says_how_much(page):

@@ -69,18 +69,17 @@ export class HeatMap {
 
   #drawCells(context) {
     const { rows, columns, value, shade } = this.#grid;
-    const none = getComputedStyle(document.documentElement).getPropertyValue("--none");
-    const gap = this.size > 7 ? 1 : 0;
+    const hasFrames = this.size > 7;
+    const side = this.size - (hasFrames ? 1 : 0);
+    context.strokeStyle = colorOf("--line");
     rows.forEach((_, row) =>
       columns.forEach((_, column) => {
         const found = value(row, column);
-        context.fillStyle = found === undefined || Number.isNaN(found) ? none : shade(found);
-        context.fillRect(
-          LEFT + column * this.size,
-          row * this.size,
-          this.size - gap,
-          this.size - gap,
-        );
+        if (found === undefined) return;
+        const place = [LEFT + column * this.size, row * this.size];
+        context.fillStyle = Number.isNaN(found) ? colorOf("--none") : shade(found);
+        context.fillRect(...place, side, side);
+        if (hasFrames) context.strokeRect(place[0] + 0.5, place[1] + 0.5, side - 1, side - 1);
       }),
     );
   }
@@ -88,7 +87,7 @@ export class HeatMap {
   #drawLabels(context) {
     const { rows, columns } = this.#grid;
     const { size } = this;
-    context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--soft");
+    context.fillStyle = colorOf("--soft");
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
@@ -160,6 +159,10 @@ function place(mark, left, top, width, height) {
     width: `${width}px`,
     height: `${height}px`,
   });
+}
+
+function colorOf(variable) {
+  return getComputedStyle(document.documentElement).getPropertyValue(variable);
 }
 
 function element(name, className) {
