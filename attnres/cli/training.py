@@ -6,8 +6,11 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 from attnres.arguments import fail, flat, parse, show_warnings_in_a_line
@@ -117,6 +120,20 @@ def _say_if_done(recipe: "Recipe", path: Path) -> bool:
     return is_done
 
 
+@contextmanager
+def _asked_to_stop() -> Iterator[Event]:
+    """Set by SIGTERM; many processes are ended by their launcher, each as it stands."""
+    asked = Event()
+    if is_one_of_many():
+        yield asked
+        return
+    handler = signal.signal(signal.SIGTERM, lambda signum, frame: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
 def _train_apart(recipe: "Recipe", path: Path) -> None:
     """Train in a process of its own, so that the peak memory is this run's alone."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
@@ -151,13 +168,17 @@ def _train_child(recipe: "Recipe", path: Path) -> None:
         raise SystemExit(130) from None
 
 
-def _train_with_progress(recipe: "Recipe", path: Path) -> None:
+def _train_with_progress(recipe: "Recipe", path: Path) -> bool:
+    """Whether the run is done; SIGTERM makes it save and stop after the step it is at."""
     from attnres.train.progress import Progress
 
-    with Progress(recipe) as progress:
+    with _asked_to_stop() as asked, Progress(recipe) as progress:
         from transformers.utils import logging  # seconds of imports, so below the bar
 
         from attnres.train.loop import train
 
         logging.disable_progress_bar()  # of writing one file, amid our own
-        train(recipe, path, progress)
+        is_done = train(recipe, path, progress, stops=asked.is_set)
+    if not is_done:
+        print(f"stopped by SIGTERM, and saved in {path}; the same command resumes")
+    return is_done
