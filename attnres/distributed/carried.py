@@ -18,7 +18,7 @@ from attnres.distributed.plan import PipelinePlan
 from attnres.models import AttnResCausalLMConfig
 from attnres.residual import Residual, Window
 from attnres.residual.depth_reader import AttendsOverDepth
-from attnres.residual.reading import ReadingState
+from attnres.residual.reading_state import ReadingState
 
 
 def has_blocks(residual: Residual[Any]) -> bool:

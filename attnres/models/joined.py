@@ -50,7 +50,10 @@ class DepthLayer(Front):
                 continue
             if depth == part.start:
                 state = residual.start(state) if depth == 0 else part.state
-            mix, state = residual.read(state, depth)
+            if sublayer.norm is None:
+                mix, state = residual.read(state, depth)
+            else:
+                mix, state = residual.read_normed(state, depth, getattr(self, sublayer.norm))
             state = residual.write(state, depth, sublayer(self, mix, context))
         return part.left_with(state, self.first_depth + len(self.sublayers))
 

@@ -1,9 +1,9 @@
 """The sublayers of a decoder layer of transformers, and what a family of models is made of.
 
 A sublayer is the whole residual branch, exactly as the stream receives it: the norm that reads the
-stream, attention or MLP, and the norm, dropout or multiplier that the layer puts after them. It is
-a function of the decoder layer, the hidden state and the keyword arguments that the model's own
-loop passes down (mask, rotary embeddings, KV cache).
+stream, attention or MLP, and the norm, dropout or multiplier that the layer puts after them. The
+residual reads through the norm; the rest is a function of the decoder layer, the normed mix and the
+keyword arguments that the model's own loop passes down (mask, rotary embeddings, KV cache).
 
 Where query, key and value each have a mix, all three go through the norm and then side by side
 through the attention, whose projections take their own (`attnres.models.joined`).
@@ -34,15 +34,19 @@ class Branch:
         return () if self.norm is None else (self.norm,)
 
     def __call__(self, layer: Any, mix: Mix, context: Context) -> Tensor:
-        ways = mix if isinstance(mix, Ways) else (mix,)
-        if self.norm is not None:
-            ways = tuple(getattr(layer, self.norm)(way_BTD) for way_BTD in ways)
-        h_BTD = ways[0] if len(ways) == 1 else torch.cat(ways, dim=-1)
+        """The output for a mix that has been through the norm."""
+        h_BTD = torch.cat(mix, dim=-1) if isinstance(mix, Ways) else mix
         out_BTD = self.run(layer, h_BTD, context)
         if self.after is None:
             return out_BTD
         after = getattr(layer, self.after)
         return after(out_BTD) if isinstance(after, nn.Module) else out_BTD * after
+
+    def through_norm(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor:
+        """The output for a mix that has not."""
+        if self.norm is not None:
+            h_BTD = getattr(layer, self.norm)(h_BTD)
+        return self(layer, h_BTD, context)
 
     def run(self, layer: Any, h_BTD: Tensor, context: Context) -> Tensor:
         return getattr(layer, self.part)(h_BTD)
@@ -73,10 +77,8 @@ class Parallel:
         return (*self.attention.norms, *self.mlp.norms) if self.norm is None else (self.norm,)
 
     def __call__(self, layer: Any, h_BTD: Tensor, context: Context) -> Output:
-        if self.norm is not None:
-            h_BTD = getattr(layer, self.norm)(h_BTD)
-        out_BTD = self.attention(layer, h_BTD, context)
-        mlp_BTD = self.mlp(layer, h_BTD, context)
+        out_BTD = self.attention.through_norm(layer, h_BTD, context)
+        mlp_BTD = self.mlp.through_norm(layer, h_BTD, context)
         return out_BTD + mlp_BTD if self.summed else Parts(out_BTD, mlp_BTD)
 
 

@@ -8,6 +8,7 @@ nothing is kept on a module, and layers that are computed again (activation chec
 nothing twice.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from attnres.models.families import family_of
 from attnres.residual import Mix, Residual, Ways
+from attnres.residual.base import through
 
 
 class Tap(NamedTuple):
@@ -48,6 +50,12 @@ class Tapped:
         h_BTD = mix.value_BTD if isinstance(mix, Ways) else mix
         taps = (*tapped.taps, Tap(stream_BTD, h_BTD))
         return mix, tapped._replace(state=state, taps=taps)
+
+    def read_normed(
+        self, tapped: TappedState, depth: int, norm: Callable[[Tensor], Tensor]
+    ) -> tuple[Mix, TappedState]:
+        mix, tapped = self.read(tapped, depth)
+        return through(mix, norm), tapped
 
     def write(self, tapped: TappedState, depth: int, out_BTD: Any) -> TappedState:
         return tapped._replace(state=self.residual.write(tapped.state, depth, out_BTD))

@@ -110,6 +110,8 @@ template <class T> struct Sum {
 template <class T> struct Outputs {
     T* const* mixes;
     Arithmetic<T> *lse, *rstd, *logits;
+    const Arithmetic<T>* norm_weight = nullptr;  // a wide row, where a mix is normed
+    double norm_eps = 0;
 };
 
 template <class T, bool STREAM>
@@ -140,6 +142,7 @@ void forward_rows(const Read& read, const Sum<T>& sum, int64_t begin, int64_t en
         };
         if (token.first) in_groups<1>(Q, mix_some);
         else by_four(Q, mix_some);
+        if (out.norm_weight) normalise(mixes[0].row, out.norm_weight, out.norm_eps, dim);
     }
 }
 
@@ -355,7 +358,12 @@ int attnres_quick(const QuickRead* quick) {
         A *const rstd = scalars.data() + Q * R, *const logits = rstd + R * S;
         const Sum<T> sum{static_cast<const T*>(quick->terms[0]),
                          static_cast<const T*>(quick->terms[1]), static_cast<T*>(quick->total)};
-        forward<T>(read, sum, {reinterpret_cast<T* const*>(quick->mixes), lse, rstd, logits});
+        Lines<A> norm_weight(quick->norm_weight ? Wide<T>::width(dim) : 0);
+        if (quick->norm_weight)
+            Wide<T>::read(norm_weight.data(), static_cast<const T*>(quick->norm_weight), dim);
+        forward<T>(read, sum,
+                   {reinterpret_cast<T* const*>(quick->mixes), lse, rstd, logits,
+                    quick->norm_weight ? norm_weight.data() : nullptr, quick->norm_eps});
     });
 }
 

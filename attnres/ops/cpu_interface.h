@@ -41,5 +41,8 @@ struct QuickRead {
     void* lse;                       // [Q, R] or null
     const void* terms[2];            // [R, D] each, or null
     void* total;                     // their sum, which is the last source
+    const void* norm_weight;         // [D] of the sources' dtype: of an RMSNorm of the mix of one
+                                     // query, which is then written in the mix's place; or null
+    double norm_eps;
 };
 }

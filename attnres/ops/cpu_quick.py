@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnres.ops.kernel import PLAIN
+from attnres.ops.plain_norm import PlainNorm
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 ARITHMETIC = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
@@ -21,7 +22,7 @@ NUMBERS_A_THREAD = 1 << 14  # of the sources: fewer are not worth waking a threa
 STREAM_BYTES = 1 << 24  # outputs as large are not in cache when they are read next
 ALIGNMENT_BYTES = 64  # of a row that is written past the caches
 
-_QUICK_READ = struct.Struct("@7qd5P2q7P")  # `QuickRead` of cpu_interface.h
+_QUICK_READ = struct.Struct("@7qd5P2q8Pd")  # `QuickRead` of cpu_interface.h
 _POINTER_BYTES = 8
 
 
@@ -58,6 +59,7 @@ class QuickReads:
         asked: Asked | None = None,
         around_D: Tensor | None = None,
         wants_lse: bool = False,
+        norm: PlainNorm | None = None,
     ) -> Found | None:
         """The mixes of the sources for each query; None where memory is not as it should be.
 
@@ -68,6 +70,7 @@ class QuickReads:
             asked: where there is one query, what it goes on from.
             around_D: a sum of all sources, around which one query reads (`centered_attention`).
             wants_lse: whether to give the logarithm of the sum under each softmax.
+            norm: of the dtype of the rows; what the mix of one query goes through.
         """
         given = asked.mix_D if asked is not None else around_D
         first, wide = rows[0], queries[0].dtype
@@ -122,6 +125,8 @@ class QuickReads:
             at + 2 * step,
             0 if lse_QR is None else lse_QR.data_ptr(),
             *terms,
+            0 if norm is None else norm.weight_D.data_ptr(),
+            0.0 if norm is None else norm.eps,
         )
         status = self._read(packed)
         assert status == 0, "the kernel and this file disagree on the dtypes"

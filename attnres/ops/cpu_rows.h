@@ -93,6 +93,22 @@ inline void mix(const T* const* rows, int64_t n, const Arithmetic<T>* weights, i
     });
 }
 
+// row = weight * (row / RMS(row)), the quotient rounded to T; `weight` is a wide row.
+template <class T>
+inline void normalise(T* row, const Arithmetic<T>* weight, double eps, int64_t dim) {
+    using A = Arithmetic<T>;
+    const T* const rows[] = {row};
+    A unused[1][1], square;
+    products<1, 1, true>(rows, &weight, dim, rows, unused, &square);
+    const A scale = 1 / std::sqrt(square / dim + static_cast<A>(eps));
+    over<1, T>(dim, [&](int64_t i, auto, auto how_much) INLINE {
+        store<false>(row + i, scaled(scale, load(row + i, how_much)), how_much);
+        Pack<T> x = load(row + i, how_much);
+        multiply(x, Wide<T>::at(weight, i));
+        store<false>(row + i, x, how_much);
+    });
+}
+
 // out = a + b; fetches the rows that are `later` numbers further on.
 template <class T>
 inline void add_rows(const T* a, const T* b, T* out, int64_t dim, int64_t later) {

@@ -201,6 +201,10 @@ template <class T> INLINE inline Pack<T> scaled(Arithmetic<T> weight, Pack<T> pa
     return pack;
 }
 
+template <class T> INLINE inline void multiply(Pack<T>& total, const Pack<T>& pack) {
+    repeat<Pack<T>::vectors>([&](auto j) INLINE { total.v[j] *= pack.v[j]; });
+}
+
 // body(i, how many packs, how much of each) along a row: groups, single packs, the rest.
 template <int GROUP, class T, class Body> INLINE inline void over(int64_t dim, Body body) {
     constexpr int lanes = Pack<T>::lanes;

@@ -11,6 +11,7 @@ from attnres.ops.backends import CHOICE, loaded
 from attnres.ops.cpu import CpuKernel
 from attnres.ops.cpu_quick import Asked, Found, QuickReads
 from attnres.ops.kernel import PLAIN, is_watched
+from attnres.ops.plain_norm import PlainNorm
 
 _chosen: dict[str | None, QuickReads | None] = {}  # by the name of an implementation
 
@@ -65,6 +66,7 @@ def read(
     asked: Asked | None = None,
     around_D: Tensor | None = None,
     wants_lse: bool = False,
+    norm: PlainNorm | None = None,
 ) -> Found | None:
     """As `QuickReads.read`; None where the long way must be gone."""
     if torch.compiler.is_compiling() or is_watched():
@@ -72,7 +74,9 @@ def read(
     quick_reads = _chosen.get(impl)
     if quick_reads is None:
         return None
-    return quick_reads.read(queries, key_weights, rows, eps, has_terms, asked, around_D, wants_lse)
+    return quick_reads.read(
+        queries, key_weights, rows, eps, has_terms, asked, around_D, wants_lse, norm
+    )
 
 
 def is_quick(x: Tensor, impl: str | None) -> bool:

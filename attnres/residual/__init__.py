@@ -26,7 +26,8 @@ from attnres.residual.layer_scale import LayerScale, LayerScaleConfig, ReZero, R
 from attnres.residual.mhc import ManifoldHyperConnections, ManifoldHyperConnectionsConfig
 from attnres.residual.muddformer import MuddFormer, MuddFormerConfig
 from attnres.residual.post_norm import DeepNormConfig, KeelConfig, PostNorm
-from attnres.residual.reading import ReadingState, ReadsQuickly
+from attnres.residual.reading import ReadsQuickly
+from attnres.residual.reading_state import ReadingState
 from attnres.residual.standard import Standard, StandardConfig
 from attnres.residual.summed import Summed, SummedConfig
 from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState

@@ -17,7 +17,8 @@ from attnres.residual.ablated import Ablated
 from attnres.residual.ablations import Ablations
 from attnres.residual.base import Output, check_depth
 from attnres.residual.depth_reader import AttendsOverDepth, layout_of, units_of
-from attnres.residual.reading import ReadingState, ReadsQuickly
+from attnres.residual.reading import ReadsQuickly
+from attnres.residual.reading_state import ReadingState
 
 
 class DepthState(NamedTuple):

@@ -12,6 +12,7 @@ sublayer must not change its input in place, which may be part of the state.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
@@ -28,6 +29,13 @@ class Ways(NamedTuple):
 
 
 Mix = Tensor | Ways
+
+
+def through(mix: Mix, norm: Callable[[Tensor], Tensor]) -> Mix:
+    """Each way through the norm."""
+    return Ways(*map(norm, mix)) if isinstance(mix, Ways) else norm(mix)
+
+
 Start = Literal["standard", "multiple", "other"]
 
 
@@ -130,6 +138,13 @@ class Residual(nn.Module, ABC, Generic[State]):
 
         The input is a tensor, or `Ways` where `has_ways(depth)`.
         """
+
+    def read_normed(
+        self, state: State, depth: int, norm: Callable[[Tensor], Tensor]
+    ) -> tuple[Any, State]:
+        """As `read`, through the norm that the sublayer begins with."""
+        mix, state = self.read(state, depth)
+        return through(mix, norm), state
 
     @abstractmethod
     def write(self, state: State, depth: int, out_BTD: Output) -> State:

@@ -7,8 +7,8 @@ are taken from where they lie at every read: nothing is kept that could be out o
 """
 
 import os
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from torch import Tensor
 from attnres.layout import BlockLayout
 from attnres.ops import depth_attention_queries
 from attnres.ops.cpu_quick import Asked, Found
+from attnres.ops.plain_norm import PlainNorm, plain_norm
 from attnres.ops.quick import is_quick
 from attnres.ops.quick import read as quick_read
 from attnres.residual.base import Output, Parts, check_depth, check_sources, parts_of, whole
 from attnres.residual.costs_of_reads import ReadPlan, plan_reads
 from attnres.residual.depth_reader import AttendsOverDepth, DepthReader, Sources
 from attnres.residual.groups import groups
+from attnres.residual.reading_state import ReadingState, sum_of
 
 State = TypeVar("State", bound=Sources)
 Reads = Literal["auto", "one", "two"]
@@ -34,34 +36,6 @@ def check_reads(reads: object) -> Reads:
     if reads not in get_args(Reads):
         raise ValueError(f"reads must be one of {', '.join(get_args(Reads))}, got {reads!r}")
     return cast(Reads, reads)
-
-
-class ReadingState(NamedTuple):
-    """What has been written so far; the last sum may stand as its two terms."""
-
-    finished: tuple[Tensor, ...]  # the embedding, then one sum a finished block, each BTD
-    closing: tuple[Tensor, ...] = ()  # the terms of one more such sum
-    unfinished: tuple[Tensor, ...] = ()  # the sum of the unfinished block, or its terms
-    mixes: tuple[Tensor, ...] = ()  # of phase 1, one a reader still to come, each BTD
-    lse_QBT: Tensor | None = None  # of all readers that were asked; float32 or float64
-
-    @property
-    def blocks(self) -> tuple[Tensor, ...]:
-        return (*self.finished, _sum(self.closing)) if self.closing else self.finished
-
-    @property
-    def partial(self) -> Tensor | None:
-        return _sum(self.unfinished) if self.unfinished else None
-
-    @property
-    def sources(self) -> tuple[Tensor, ...]:
-        return (*self.blocks, _sum(self.unfinished)) if self.unfinished else self.blocks
-
-    @property
-    def summed(self) -> "ReadingState":
-        """The same with every sum as one tensor."""
-        unfinished = (_sum(self.unfinished),) if self.unfinished else ()
-        return ReadingState(self.blocks, (), unfinished, self.mixes, self.lse_QBT)
 
 
 class ReadsQuickly(AttendsOverDepth[State]):
@@ -103,14 +77,32 @@ class ReadsQuickly(AttendsOverDepth[State]):
         impl = cast(DepthReader, self.readers[-1]).impl
         return ReadingState((embed_BTD,)) if is_quick(embed_BTD, impl) else None
 
+    def read_normed(
+        self, state: Any, depth: int, norm: Callable[[Tensor], Tensor]
+    ) -> tuple[Any, Any]:
+        is_watched = torch.compiler.is_compiling() or "read" in self.__dict__  # by a listener
+        if is_watched or not isinstance(state, ReadingState):
+            return super().read_normed(state, depth, norm)
+        check_depth(depth, self.n_sublayers - 1)
+        plain = plain_norm(norm, state.finished[0])
+        h_BTD, state, is_normed = self._quick_read(state, depth, plain)
+        return (h_BTD if is_normed else norm(h_BTD)), state
+
     def quick_read(self, state: ReadingState, depth: int) -> tuple[Tensor, ReadingState]:
+        h_BTD, state, _ = self._quick_read(state, depth)
+        return h_BTD, state
+
+    def _quick_read(
+        self, state: ReadingState, depth: int, norm: PlainNorm | None = None
+    ) -> tuple[Tensor, ReadingState, bool]:
+        """The mix, or what the norm makes of it; the state that goes on; whether it is normed."""
         finished, closing, unfinished, mixes, lse_QBT = state
         n_sources = len(finished) + bool(closing) + bool(unfinished)
         check_sources(n_sources, self._n_sources[depth], depth)
         if depth == 0:
-            return finished[0], state
+            return finished[0], state, False
         if torch.compiler.is_compiling():  # layers one by one, in a model that is not
-            return self._read_slowly(state.summed, depth, 0, None)
+            return *self._read_slowly(state.summed, depth, 0, None), False
         n_asked, asked = self._n_asked(finished[0])[depth], None
         if n_asked:
             n_to_come = self.groups[depth].last + 1 - depth
@@ -121,19 +113,21 @@ class ReadsQuickly(AttendsOverDepth[State]):
             asked = Asked(mixes[-n_to_come], lse_QBT, lse_QBT.size(0) - n_to_come)
             mixes = mixes[len(mixes) - n_to_come + 1 :]
             if n_sources == n_asked:
-                return asked.mix_D, ReadingState(finished, closing, unfinished, mixes, lse_QBT)
+                state = ReadingState(finished, closing, unfinished, mixes, lse_QBT)
+                return asked.mix_D, state, False
         rows = [*finished[n_asked:], *closing, *unfinished]
         has_terms = len(closing) + len(unfinished) == 2
-        found = self._found(depth, depth, rows, has_terms, asked)
+        found = self._found(depth, depth, rows, has_terms, asked, norm=norm)
         if found is None:
-            return self._read_slowly(state.summed, depth, n_asked, asked)
+            return *self._read_slowly(state.summed, depth, n_asked, asked), False
         if has_terms:
             total_BTD = cast(Tensor, found.total_D)
             if closing:
                 finished = (*finished, total_BTD)
             else:
                 unfinished = (total_BTD,)
-        return found.mixes[0], ReadingState(finished, (), unfinished, mixes, lse_QBT)
+        state = ReadingState(finished, (), unfinished, mixes, lse_QBT)
+        return found.mixes[0], state, norm is not None
 
     def _read_slowly(
         self, state: ReadingState, depth: int, n_asked: int, asked: Asked | None
@@ -156,7 +150,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
         first = finished[0]
         if isinstance(out_BTD, Parts):
             part_BTD, out_BTD = parts_of(out_BTD, first, depth)
-            unfinished = (_sum((*unfinished, part_BTD)),)
+            unfinished = (sum_of((*unfinished, part_BTD)),)
         if (
             type(out_BTD) is not Tensor
             or out_BTD.dtype is not first.dtype
@@ -226,6 +220,7 @@ class ReadsQuickly(AttendsOverDepth[State]):
         has_terms: bool,
         asked: Asked | None = None,
         wants_lse: bool = False,
+        norm: PlainNorm | None = None,
     ) -> Found | None:
         """What the kernel reads for the readers from `first` to `last`, where it can."""
         modules: Any = self._modules["readers"]
@@ -243,9 +238,14 @@ class ReadsQuickly(AttendsOverDepth[State]):
             queries.append(parameters["query"])
             key_weights.append(parameters["key_weight"])
         return quick_read(
-            queries, key_weights, rows, reader.eps, reader.impl, has_terms, asked, None, wants_lse
+            queries,
+            key_weights,
+            rows,
+            reader.eps,
+            reader.impl,
+            has_terms,
+            asked,
+            None,
+            wants_lse,
+            norm,
         )
-
-
-def _sum(terms: tuple[Tensor, ...]) -> Tensor:
-    return terms[0] if len(terms) == 1 else terms[0] + terms[1]

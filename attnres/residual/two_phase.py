@@ -18,7 +18,8 @@ from attnres.ops.border import check_eps
 from attnres.residual.base import Output, Traffic, check_depth
 from attnres.residual.depth_reader import DepthReader, layout_of, units_of
 from attnres.residual.groups import traffic_in_two_phases
-from attnres.residual.reading import ReadingState, ReadsQuickly
+from attnres.residual.reading import ReadsQuickly
+from attnres.residual.reading_state import ReadingState
 
 
 class TwoPhaseState(NamedTuple):

@@ -10,6 +10,7 @@ from error_budget import assert_as_good_as
 from tiny_models import build, tokens
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from attnres import AttnRes, BlockLayout
 from attnres.ops import cpu, quick
@@ -307,6 +308,52 @@ def test_text_and_state_dict_are_those_of_one_phase(residual):
     assert torch.equal(texts[0], texts[1])
     assert torch.equal(texts[0], texts[2])
     assert isinstance(model.residual, ReadsQuickly)
+
+
+def test_a_read_and_the_norm_after_it_are_one_call(monkeypatch):
+    """But at depth 0, where the norm has a hook and where it is the final one."""
+    monkeypatch.setattr(quick, "_quick_reads", lambda impl: cpu.kernel().quick)
+    model = build(residual="block").eval()
+    model.residual.reads = "one"
+    calls, forward = [], LlamaRMSNorm.forward
+
+    def counting(norm, *arguments):
+        calls.append(norm)
+        return forward(norm, *arguments)
+
+    def run(wanted=None):
+        calls.clear()
+        with torch.no_grad():
+            logits = model(tokens(), use_cache=False).logits
+        assert wanted is None or list(map(id, calls)) == list(map(id, wanted))
+        return logits
+
+    layers, final = model.model.layers, model.model.norm
+    first = layers[0].input_layernorm
+    run()  # asks the class what it computes
+    monkeypatch.setattr(LlamaRMSNorm, "forward", counting)
+    in_one_call = run(wanted=[first, final])
+    layers[1].post_attention_layernorm.register_forward_hook(lambda *_: None)
+    run(wanted=[first, layers[1].post_attention_layernorm, final])
+    for norm in {m for m in model.modules() if isinstance(m, LlamaRMSNorm)} - {final}:
+        norm.register_forward_hook(lambda *_: None)
+    in_two = run()
+    assert len(calls) == 2 * len(layers) + 1
+    assert (in_one_call - in_two).abs().max() <= 1e-5 * in_two.abs().max()
+
+
+def test_who_replaces_a_residuals_read_is_asked():
+    model, depths = build(residual="full").eval(), []
+    read = model.residual.read
+
+    def listening(state, depth):
+        depths.append(depth)
+        return read(state, depth)
+
+    model.residual.read = listening
+    with torch.no_grad():
+        model(tokens(), use_cache=False)
+    assert depths == list(range(model.residual.n_sublayers))
 
 
 def test_a_compiled_model_without_gradients_is_the_model():
