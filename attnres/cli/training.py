@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 from attnres.arguments import fail, flat, parse, show_warnings_in_a_line
@@ -120,20 +119,6 @@ def _say_if_done(recipe: "Recipe", path: Path) -> bool:
     return is_done
 
 
-@contextmanager
-def _asked_to_stop() -> Iterator[Event]:
-    """Set by SIGTERM; many processes are ended by their launcher, each as it stands."""
-    asked = Event()
-    if is_one_of_many():
-        yield asked
-        return
-    handler = signal.signal(signal.SIGTERM, lambda signum, frame: asked.set())
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
 def _train_apart(recipe: "Recipe", path: Path) -> None:
     """Train in a process of its own, so that the peak memory is this run's alone."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
@@ -172,13 +157,43 @@ def _train_with_progress(recipe: "Recipe", path: Path) -> bool:
     """Whether the run is done; SIGTERM makes it save and stop after the step it is at."""
     from attnres.train.progress import Progress
 
-    with _asked_to_stop() as asked, Progress(recipe) as progress:
+    with _stopped_by_sigterm() as stop, Progress(recipe) as progress:
         from transformers.utils import logging  # seconds of imports, so below the bar
 
         from attnres.train.loop import train
 
         logging.disable_progress_bar()  # of writing one file, amid our own
-        is_done = train(recipe, path, progress, stops=asked.is_set)
+        is_done = train(recipe, path, progress, stops=stop)
     if not is_done:
         print(f"stopped by SIGTERM, and saved in {path}; the same command resumes")
     return is_done
+
+
+class Stop:
+    """Whether SIGTERM has come, asked after each step; before the first it ends the process."""
+
+    def __init__(self):
+        self._has_begun = self._is_asked = False
+
+    def __call__(self) -> bool:
+        self._has_begun = True
+        return self._is_asked
+
+    def receive(self, signum: int, frame: object) -> None:
+        if self._is_asked or not self._has_begun:  # there is nothing to save, or no time
+            raise SystemExit(128 + signum)
+        self._is_asked = True
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[Stop]:
+    """Many processes are ended by their launcher, each as it stands."""
+    stop = Stop()
+    if is_one_of_many():
+        yield stop
+        return
+    handler = signal.signal(signal.SIGTERM, stop.receive)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, handler)

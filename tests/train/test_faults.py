@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from itertools import count
+from pathlib import Path
 
 import pytest
 from call_command import call_command
@@ -20,6 +21,7 @@ from tiny_runs import (
     write_text,
 )
 
+from attnres.cli.training import Stop
 from attnres.train.loop import train
 from attnres.train.run_folder import RunFolder
 
@@ -96,7 +98,20 @@ def test_a_folder_that_takes_nothing_is_one_line(text, capsys):
     assert err.count("\n") == 1
 
 
-OWN = """
+def test_sigterm_ends_the_process_where_nothing_can_be_saved_or_it_comes_twice():
+    stop = Stop()
+    with pytest.raises(SystemExit, match="143"):
+        stop.receive(signal.SIGTERM, None)
+    assert not stop()
+    stop.receive(signal.SIGTERM, None)
+    assert stop()
+    with pytest.raises(SystemExit, match="143"):
+        stop.receive(signal.SIGTERM, None)
+
+
+OWN = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from tiny_runs import recipe
 def steps(): return recipe(Path("words.txt"), n_steps=60, save_every=50)
@@ -124,7 +139,7 @@ def test_sigterm_saves_and_exits_with_0_and_the_same_command_resumes(text, tmp_p
     process = started(run / "metrics.jsonl")
     second = subprocess.run(command(), capture_output=True, text=True, check=False)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (0, "")
     assert second.returncode == 2 or "already done" in second.stdout
     assert second.returncode == 0 or "another process is at work on runs/tiny" in second.stderr
