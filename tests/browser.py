@@ -37,12 +37,18 @@ FLAGS = [
 ]
 
 
-def look_at(page: str, folder, scheme: int = 1) -> dict:
-    """What CHECK finds in the page; scheme 0 is dark, 1 light. Skips without a browser."""
+def find_browser() -> str:
+    """Skips without one."""
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         pytest.skip("no Chromium or Chrome on the path")
+    return browser
+
+
+def look_at(page: str, folder, scheme: int = 1) -> dict:
+    """What CHECK finds in the page; scheme 0 is dark, 1 light. Skips without a browser."""
+    browser = find_browser()
     file = folder / "checked.html"
     file.write_text(page + CHECK, encoding="utf-8")
     own = [f"--user-data-dir={folder / 'profile'}"]

@@ -64,6 +64,7 @@ def render(runs: Sequence[Run], experiment: str) -> str:
         mixing=words.mixing(runs),
         probe_steps=words.probe_steps(runs),
         pictures=pictures(runs),
+        has_explorer=any((run.path.parent / "explorer.html").exists() for run in runs),
     )
 
 

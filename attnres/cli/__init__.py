@@ -14,6 +14,7 @@ from attnres.cli.conformance import conform
 from attnres.cli.costs import cost
 from attnres.cli.evaluations import evaluate
 from attnres.cli.experiments import experiment
+from attnres.cli.explorer import explore
 from attnres.cli.fits import fit
 from attnres.cli.layouts import layout
 from attnres.cli.models import convert, generate
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "fit": fit,
     "dynamics": dynamics,
     "ablate": ablate,
+    "explore": explore,
     "corpus": corpus,
     "convert": convert,
     "generate": generate,

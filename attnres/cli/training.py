@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -151,13 +153,47 @@ def _train_child(recipe: "Recipe", path: Path) -> None:
         raise SystemExit(130) from None
 
 
-def _train_with_progress(recipe: "Recipe", path: Path) -> None:
+def _train_with_progress(recipe: "Recipe", path: Path) -> bool:
+    """Whether the run is done; SIGTERM makes it save and stop after the step it is at."""
     from attnres.train.progress import Progress
 
-    with Progress(recipe) as progress:
+    with _stopped_by_sigterm() as stop, Progress(recipe) as progress:
         from transformers.utils import logging  # seconds of imports, so below the bar
 
         from attnres.train.loop import train
 
         logging.disable_progress_bar()  # of writing one file, amid our own
-        train(recipe, path, progress)
+        is_done = train(recipe, path, progress, stops=stop)
+    if not is_done:
+        print(f"stopped by SIGTERM, and saved in {path}; the same command resumes")
+    return is_done
+
+
+class Stop:
+    """Whether SIGTERM has come, asked after each step; before the first it ends the process."""
+
+    def __init__(self):
+        self._has_begun = self._is_asked = False
+
+    def __call__(self) -> bool:
+        self._has_begun = True
+        return self._is_asked
+
+    def receive(self, signum: int, frame: object) -> None:
+        if self._is_asked or not self._has_begun:  # there is nothing to save, or no time
+            raise SystemExit(128 + signum)
+        self._is_asked = True
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[Stop]:
+    """Many processes are ended by their launcher, each as it stands."""
+    stop = Stop()
+    if is_one_of_many():
+        yield stop
+        return
+    handler = signal.signal(signal.SIGTERM, stop.receive)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, handler)

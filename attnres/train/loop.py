@@ -48,7 +48,8 @@ def train(
     path: Path,
     report: Report = lambda step, figures: None,
     tokens: data.TokenData | None = None,
-) -> None:
+    stops: Callable[[], bool] = lambda: False,
+) -> bool:
     """Run `recipe` in the folder `path`, from its newest valid checkpoint on.
 
     Args:
@@ -57,25 +58,45 @@ def train(
             at the end, `model/` for `from_pretrained`.
         report: called after each step that is logged.
         tokens: of the recipe's data, where they are loaded already.
+        stops: asked after each step whether to save a checkpoint and return; one process only.
+
+    Returns:
+        Whether the run is done; not where it was stopped.
 
     Raises:
-        ValueError: another recipe, layout or text in the folder, unfit data.
+        ValueError: another recipe, layout or text in the folder, another process at work on it,
+            unfit data.
         FloatingPointError: loss or gradient is not finite; checkpoints and metrics stay.
     """
     folder = world.together(lambda: RunFolder(path, recipe.to_json()))
     if world.from_first(folder.is_done):
-        return
+        return True
     tokens = tokens or world.together(lambda: data.load_data(recipe.data))
     torch.manual_seed(recipe.seed)
     run = _prepare(recipe, tokens)
-    if run.engine.is_first:
-        folder.claim()
+    try:
+        world.from_first(folder.claim)
+        return _train(run, folder, tokens, report, stops)
+    finally:
+        folder.release()
+
+
+def _train(
+    run: Run,
+    folder: RunFolder,
+    tokens: data.TokenData,
+    report: Report,
+    stops: Callable[[], bool],
+) -> bool:
     step = _resume(run, folder)
     metrics = _metrics(run, folder, step)
     try:
-        _steps(run, folder, metrics, report, step or 0)
-        _save_model(run, tokens, folder)
-        metrics.write("end", recipe.n_steps, peak_memory_bytes=peak_memory_bytes(run.engine.device))
+        is_done = _steps(run, folder, metrics, report, stops, step or 0)
+        if is_done:
+            _save_model(run, tokens, folder)
+            peak = peak_memory_bytes(run.engine.device)
+            metrics.write("end", run.recipe.n_steps, peak_memory_bytes=peak)
+        return is_done
     finally:
         metrics.close()
         run.engine.close()
@@ -138,8 +159,14 @@ def _state(run: Run) -> dict[str, Any]:
 
 
 def _steps(
-    run: Run, folder: RunFolder, metrics: Metrics | NoMetrics, report: Report, step: int
-) -> None:
+    run: Run,
+    folder: RunFolder,
+    metrics: Metrics | NoMetrics,
+    report: Report,
+    stops: Callable[[], bool],
+    step: int,
+) -> bool:
+    """Whether the last step was reached; otherwise it was asked to stop, and has saved."""
     recipe = run.recipe
     if step == 0:
         metrics.write("start", 0, **run.engine.describe())
@@ -161,9 +188,13 @@ def _steps(
                 report(step, {"validation_loss": figures["loss"]})
         if _due(step, recipe.probe_every, recipe):
             _measure(run, metrics, step)
-        if _due(step, recipe.save_every, recipe):
+        is_stopped = world.n_ranks() == 1 and stops()
+        if is_stopped or _due(step, recipe.save_every, recipe):
             where, keep = folder.checkpoints, recipe.keep_checkpoints
             run.engine.save(where, step, run.optimizers, _state(run), keep)
+        if is_stopped and step < recipe.n_steps:
+            return False
+    return True
 
 
 def _save_model(run: Run, tokens: data.TokenData, folder: RunFolder) -> None:

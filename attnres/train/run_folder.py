@@ -4,6 +4,8 @@ recipe.json  env.json  metrics.jsonl  tensorboard/  checkpoint/  model/
 """
 
 import datetime
+import errno
+import fcntl
 import json
 import os
 import platform
@@ -11,7 +13,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -35,15 +37,24 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoint"
         self._recipe = recipe
+        self._lock: TextIO | None = None
         if (path / "recipe.json").exists():
             _check_same(path, _read_recipe(path / "recipe.json"), recipe)
 
     def claim(self) -> None:
-        """Write the recipe and the environment down, once the run is known to be possible."""
+        """Write the recipe and the environment down, once the run is known to be possible.
+
+        Until `release`, or until the process ends, no other process can.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.path / ".lock")
         if not (self.path / "recipe.json").exists():
             write_json(self.path / "env.json", describe_environment())
             write_json(self.path / "recipe.json", self._recipe)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def cut_metrics(self, step: int | None) -> None:
         """Drop what was written after `step`, from which training goes on; all where it is None."""
@@ -61,6 +72,20 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return bool(lines) and lines[-1].startswith('{"kind": "end"') and lines[-1].endswith("\n")
+
+
+def _locked(file: Path) -> TextIO:
+    """The file, locked; ValueError where another process has it."""
+    lock = file.open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise ValueError(f"another process is at work on {file.parent}: it has {file}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
+            raise
+    return lock
 
 
 class NoMetrics:

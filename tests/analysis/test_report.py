@@ -131,6 +131,17 @@ def test_page_says_what_is_seen(demo_page):
 
 
 @pytest.mark.usefixtures("coarse")
+def test_the_explorer_is_linked_where_there_is_one(folder):
+    page = read(folder)
+    assert page.all("a") == []
+    assert "attnres explore FOLDER writes a page" in page.text
+    (folder / "explorer.html").touch()
+    page = read(folder)
+    assert page.all("a") == [{"href": "explorer.html"}]
+    assert "attnres explore" not in page.text
+
+
+@pytest.mark.usefixtures("coarse")
 def test_names_are_escaped(folder, make):
     name = "<script>alert('x')<&\"b>$a$"
     make.run(folder, name, method="<i>new", data={"corpus": "</pre><b>"})
