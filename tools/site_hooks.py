@@ -23,6 +23,8 @@ FENCE_OR_LINK = re.compile(f"{FENCE}|{LINK}", re.DOTALL | re.MULTILINE)
 MARK = re.compile(r"^<!-- [^\n]* -->\n(?=```)", re.MULTILINE)  # for the tests
 LEXERS = {".py": "python", ".sh": "sh", ".cpp": "cpp", ".h": "cpp", ".html": "html"}
 
+IMAGES = (".png", ".svg")  # are files of the site as they are
+
 SITE: dict[str, str] = {}
 """The page of the site by the path in the repository."""
 
@@ -74,7 +76,8 @@ def _linked() -> set[str]:
     }
     folders = [path for path in found if (ROOT / path).is_dir()]
     found |= {str(file.relative_to(ROOT)) for path in folders for file in _files(ROOT / path)}
-    return {path for path in found if (ROOT / path).exists() and path not in SITE}
+    is_text = {path for path in found if not path.endswith(IMAGES)}
+    return {path for path in is_text if (ROOT / path).exists() and path not in SITE}
 
 
 def _resolved(page: str, target: str) -> str:
