@@ -136,7 +136,9 @@ function showReader(run) {
 function noteOn(run) {
   const layer = Math.floor(state.reader / 2);
   const effect = run.effects?.layers?.[layer];
-  const before = `Read before ${run.readers[state.reader]}. Bars: share of the longest; mean and loss: of the whole text.`;
+  const before =
+    `Read before ${run.readers[state.reader]}. ` +
+    "Bars: share of the longest; mean and loss: of the whole text.";
   const untrained = run.isUntrained ? " Its queries are zero: all sources weigh the same." : "";
   const measured = run.effects ? "" : " No loss was measured: attnres ablate does that.";
   const whole =
