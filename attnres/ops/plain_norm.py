@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attnres.ops.kernel import PLAIN
 
-_computes: dict[type, bool] = {}  # whether a class has been found to compute `_llama_norm`
+_computes: dict[Any, bool] = {}  # whether the forward of a class was found to be `_llama_norm`
 
 
 class PlainNorm(NamedTuple):
@@ -21,12 +21,14 @@ class PlainNorm(NamedTuple):
 def plain_norm(norm: Any, like_D: Tensor) -> PlainNorm | None:
     """Weight and epsilon of a module that is Llama's RMSNorm, in the dtype of `like_D`; else None.
 
-    What a class computes is found by calling it once, beside the formula. None also where somebody
-    listens to the module or has changed it: then it has to be called.
+    What a class computes is found by calling its forward once, beside the formula; another one in
+    its place is asked anew. None also where somebody listens to the module or has changed it: then
+    it has to be called.
     """
-    is_plain = _computes.get(type(norm))
+    forward = getattr(type(norm), "forward", None)
+    is_plain = _computes.get(forward)
     if is_plain is None:
-        is_plain = _computes[type(norm)] = _is_llamas(norm)
+        is_plain = _computes[forward] = _is_llamas(norm)
     if not is_plain or _is_changed(norm):
         return None
     weight_D, eps = norm._parameters["weight"], norm.variance_epsilon

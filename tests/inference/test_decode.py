@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from attnres import AttnRes, BlockLayout
-from attnres.ops import cpu, plain_norm, quick
+from attnres.ops import cpu, quick
 from attnres.residual import DepthState, Parts, ReadingState, TwoPhase
 from attnres.residual.reading import ReadsQuickly
 
@@ -313,7 +313,6 @@ def test_text_and_state_dict_are_those_of_one_phase(residual):
 def test_a_read_and_the_norm_after_it_are_one_call(monkeypatch):
     """But at depth 0, where the norm has a hook and where it is the final one."""
     monkeypatch.setattr(quick, "_quick_reads", lambda impl: cpu.kernel().quick)
-    monkeypatch.setattr(plain_norm, "_computes", {})  # whoever asked before
     model = build(residual="block").eval()
     model.residual.reads = "one"
     calls, forward = [], LlamaRMSNorm.forward
@@ -331,8 +330,8 @@ def test_a_read_and_the_norm_after_it_are_one_call(monkeypatch):
 
     layers, final = model.model.layers, model.model.norm
     first = layers[0].input_layernorm
-    run()  # asks the class what it computes
     monkeypatch.setattr(LlamaRMSNorm, "forward", counting)
+    run()  # asks the class what it computes
     in_one_call = run(wanted=[first, final])
     layers[1].post_attention_layernorm.register_forward_hook(lambda *_: None)
     run(wanted=[first, layers[1].post_attention_layernorm, final])

@@ -159,6 +159,14 @@ def test_a_norm_that_is_listened_to_or_changed_is_called(change):
     assert plain_norm(norm, torch.zeros(2, 6)) is None
 
 
+def test_a_class_whose_forward_was_replaced_is_asked_anew(monkeypatch):
+    norm, forward = norm_of(6), LlamaRMSNorm.forward
+    monkeypatch.setattr(LlamaRMSNorm, "forward", lambda norm, x: 2 * forward(norm, x))
+    assert plain_norm(norm, torch.zeros(2, 6)) is None
+    monkeypatch.undo()
+    assert plain_norm(norm, torch.zeros(2, 6)) is not None
+
+
 def test_float64_is_left_to_the_module_which_makes_float32_of_it():
     norm = norm_of(6).double()
     assert plain_norm(norm, torch.zeros(2, 6, dtype=torch.float64)) is None
