@@ -74,7 +74,10 @@ def main(arguments: list[str] | None = None) -> None:
         fail_if_lost(error)
         raise
     except ModuleNotFoundError as error:
-        fail(f"{error}: pip install 'attention-residuals[train,report]'")
+        says_how = "pip install" in str(error)
+        fail(
+            str(error) if says_how else f"{error}: pip install 'attention-residuals[train,report]'"
+        )
     except KeyboardInterrupt:
         resumes = "; the same command resumes" if name in RESUMED else ""
         print(f"\nattnres: interrupted{resumes}", file=sys.stderr)

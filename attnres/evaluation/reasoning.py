@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from importlib import metadata
 
 from attnres.evaluation import own_task
 from attnres.evaluation.task import Task
@@ -39,14 +40,8 @@ def _task(name: str) -> Task:
 
 
 def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return f"{reasoning.VERSION}, reasoning-gym {metadata.version('reasoning-gym')}"
-    except metadata.PackageNotFoundError as error:
-        raise ValueError(
-            "reasoning-gym is not installed: pip install 'attention-residuals[eval]'"
-        ) from error
+    reasoning.package()
+    return f"{reasoning.VERSION}, reasoning-gym {metadata.version('reasoning-gym')}"
 
 
 def _splits(name: str) -> own_task.Splits:

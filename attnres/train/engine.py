@@ -91,7 +91,7 @@ class OneProcess(Engine):
             self.model.activation_checkpointing_enable()
         self.forward: Callable[..., Any] = self.model
         if recipe.compile:
-            self._compile()
+            self.forward = torch.compile(self.model)
         self._is_exact = recipe.precision == "float32"
 
     def backward(self, batches: Sequence[Tensor]) -> float:
@@ -140,9 +140,6 @@ class OneProcess(Engine):
         tokens_BT = tokens_BT.to(self.device)
         with self._autocast():
             return self.forward(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
-
-    def _compile(self) -> None:
-        self.forward = torch.compile(self.model)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._is_exact:

@@ -15,12 +15,9 @@ from torch.optim import Optimizer
 
 from attnres.distributed import Pipeline, plan_for, world
 from attnres.distributed.data_parallel import average_, own_rows, replicate, shard, whole
-from attnres.models.compiled import compile_sublayers
 from attnres.train import checkpoint, sharded
 from attnres.train.engine import Engine, OneProcess, counts
 from attnres.train.recipe import Recipe
-
-UNTRIED = "sublayers compiled one by one were not held to one process yet"
 
 
 class ManyProcesses(Engine, ABC):
@@ -69,7 +66,7 @@ class DataParallel(ManyProcesses, OneProcess):
 
     def __init__(self, recipe: Recipe, vocab_size: int, mesh: DeviceMesh):
         if recipe.compile and recipe.data_parallel == "fsdp":
-            raise ValueError(f"compile=True goes with data_parallel=ddp, not with fsdp: {UNTRIED}")
+            raise ValueError("compile=True goes with data_parallel=ddp, not with fsdp")
         self._join(recipe, mesh)
         self._is_sharded = recipe.data_parallel == "fsdp"
         super().__init__(recipe, vocab_size)
@@ -103,13 +100,6 @@ class DataParallel(ManyProcesses, OneProcess):
             return self.forward.no_sync()
         return nullcontext()
 
-    def _compile(self) -> None:
-        """FSDP2 gathers between layers, which is no part of a graph."""
-        if self._is_sharded:
-            compile_sublayers(self.model)
-        else:
-            super()._compile()
-
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._is_sharded else super()._autocast()
 
@@ -123,7 +113,7 @@ class Pipelined(ManyProcesses):
 
     def __init__(self, recipe: Recipe, vocab_size: int, device: torch.device, mesh: DeviceMesh):
         if recipe.compile:
-            raise ValueError(f"compile=True goes with pipeline=1: {UNTRIED}")
+            raise ValueError("compile=True goes with pipeline=1")
         self._join(recipe, mesh["data"])
         self.device, self.config = device, recipe.model.config(vocab_size, recipe.seq_len)
         self._is_copied = self._mesh.size() > 1 and recipe.data_parallel == "ddp"
@@ -144,8 +134,6 @@ class Pipelined(ManyProcesses):
         self.module = self._pipeline.module.train()
         if recipe.checkpoint_gradients:
             self._pipeline.module.activation_checkpointing_enable()
-        if recipe.compile:
-            compile_sublayers(self._pipeline.module)
         self.n_batches_of_loss = recipe.n_accumulations
         self.stage_group = mesh["pipeline"].get_group()
 

@@ -79,13 +79,18 @@ def score(name: str, number: int, answer: str) -> float:
 @cache
 def _generator(name: str, first: int, n: int) -> Any:
     """Its item i is made with the seed first + i."""
+    return package().create_dataset(name, seed=first, size=n, **GENERATORS[name])
+
+
+def package() -> Any:
+    """reasoning_gym; ValueError where it is not installed."""
     try:
-        from reasoning_gym import create_dataset  # pyright: ignore  an optional package
+        import reasoning_gym  # pyright: ignore  an optional package
     except ModuleNotFoundError as error:
         raise ValueError(
             "reasoning-gym is not installed: pip install 'attention-residuals[eval]'"
         ) from error
-    return create_dataset(name, seed=first, size=n, **GENERATORS[name])
+    return reasoning_gym
 
 
 def _parse(path: str) -> tuple[Sequence[str], int]:

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from call_command import call_command
+from small_models import build
 from tiny_runs import RESIDUALS, recipe, write_text
 from torch import nn
 
@@ -14,20 +15,8 @@ from attnres.layout import BlockLayout
 from attnres.residual import AttnRes, Standard
 from attnres.residual.highway import HighwayConfig
 from attnres.train.loop import train
-from attnres.train.recipe import ModelConfig
 
 TOKENS_BT = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
-
-
-def build(residual):
-    torch.manual_seed(0)
-    config = ModelConfig(dim=32, n_layers=3, n_heads=2, n_kv_heads=2, mlp_dim=48, init_std=0.3,
-                         residual=residual)  # fmt: skip
-    model = config.build(vocab_size=61, seq_len=16)
-    for name, parameter in model.residual.named_parameters():
-        if name.endswith("query"):
-            nn.init.normal_(parameter, std=0.3)
-    return model.eval()
 
 
 def loss_of(model):

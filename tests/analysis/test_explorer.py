@@ -12,8 +12,8 @@ import pytest
 import torch
 from call_command import call_command
 from explorer_pages import NASTY, attends, streams
+from small_models import build
 from tiny_runs import RESIDUALS, recipe, write_text
-from torch import nn
 
 import attnres.analysis.explorer
 from attnres.analysis.ablate import ablate
@@ -24,11 +24,10 @@ from attnres.analysis.explorer.reading import read_text
 from attnres.layout import BlockLayout
 from attnres.models import AttnResForCausalLM
 from attnres.models.taps import weights_by_depth
-from attnres.residual import AttnRes, ResidualConfig, Window, WindowConfig
+from attnres.residual import AttnRes, Window, WindowConfig
 from attnres.residual.denseformer import DenseFormerConfig
 from attnres.residual.laurel import LaurelConfig
 from attnres.train.loop import train
-from attnres.train.recipe import ModelConfig
 from attnres.train.tokenizer import byte_tokenizer, for_transformers, train_bpe
 
 FILES = Path(attnres.analysis.explorer.__file__).parent
@@ -74,17 +73,6 @@ def page_of(*folders, output, **settings):
     from attnres.analysis.explorer.explore import write_explorer
 
     write_explorer(folders, output, say=lambda words: None, **settings)
-
-
-def build(residual: ResidualConfig):
-    torch.manual_seed(0)
-    config = ModelConfig(dim=32, n_layers=3, n_heads=2, n_kv_heads=2, mlp_dim=48, init_std=0.3,
-                         residual=residual)  # fmt: skip
-    model = config.build(vocab_size=61, seq_len=16)
-    for name, parameter in model.residual.named_parameters():
-        if name.endswith("query"):
-            nn.init.normal_(parameter, std=0.3)
-    return model.eval()
 
 
 @pytest.mark.parametrize("name", ["block", "full"])
