@@ -40,10 +40,9 @@ def source_names(residual: Any, sublayers: list[str]) -> list[list[Named]]:
 
 def column_names(sources: list[list[Named]]) -> list[str]:
     """The sources of all readers: the oldest first, what is not the same for all of them last."""
+    places = {"b0": 0, "older": 1, "partial": 3}
     names = dict.fromkeys(name for row in sources for name, _ in row)
-    first, last = [["b0"] * ("b0" in names), ["older"] * ("older" in names)], ["partial"]
-    middle = [name for name in names if name not in ("b0", "older", "partial")]
-    return [*first[0], *first[1], *middle, *(last if "partial" in names else [])]
+    return sorted(names, key=lambda name: places.get(name, 2))
 
 
 def _in_layout(layout: BlockLayout, reader: int, sublayers: list[str]) -> list[Named]:
