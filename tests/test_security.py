@@ -14,7 +14,8 @@ import attnres
 from attnres.models import AttnResForCausalLM
 from attnres.models.pretrained import load_pretrained
 from attnres.train import checkpoint
-from attnres.train.debian import Package, documents
+from attnres.train.debian import documents
+from attnres.train.debian_packages import Package
 from attnres.train.loop import train
 
 PACKAGE = Path(attnres.__file__).parent

@@ -4,6 +4,7 @@ Bad input ends with one line on standard error and exit status 2.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -68,6 +69,10 @@ def main(arguments: list[str] | None = None) -> None:
     silence_imports()
     try:
         COMMANDS[name](arguments[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except (ValueError, OSError, FloatingPointError) as error:
         fail_once(str(error))
     except OverflowError as error:

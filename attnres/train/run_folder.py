@@ -163,11 +163,13 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Commit of the source tree, with + where it was changed; empty outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    """Commit of the package, with + where its files were changed; empty outside a checkout."""
+    package = Path(__file__).parents[1]
+    git = ["git", "-C", str(package)]
+    status = [*git, "status", "--porcelain", "--", str(package)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+        changes = subprocess.run(status, capture_output=True, text=True)
     except OSError:
         return ""
     if commit.returncode != 0:
