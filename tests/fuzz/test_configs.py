@@ -62,8 +62,8 @@ def test_a_residual_is_the_same_again_or_refused(data):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"method": "hyper", "dynamic": 1}, "dynamic must be true or false, got 1"),
-        ({"method": "laurel", "weights": "yes"}, "weights must be true or false, got 'yes'"),
+        ({"method": "hyper", "dynamic": 1}, "dynamic must be"),
+        ({"method": "laurel", "weights": "yes"}, "weights must be"),
         ({"method": "grn", "version": "3"}, "'3'"),
         ({"method": "attn_res", "query": 1}, "got 1"),
         ({"method": ["attn_res"]}, "no residual method ['attn_res']"),
