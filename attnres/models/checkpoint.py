@@ -49,10 +49,10 @@ def read_config(path: Any, **kwargs: Any) -> dict[str, Any]:
 
 def check_no_code(path: Any, saved: Mapping[str, Any]) -> None:
     """ValueError where a config names a kernel of the hub, which is code."""
-    for config in (saved, saved.get("text_config")):
-        for name in IMPLEMENTATIONS if isinstance(config, dict) else ():
-            if "/" in str(config.get(name, "")):
-                raise ValueError(f"{path} wants code of {shown(config[name])}, which is never run")
+    configs = [each for each in (saved, saved.get("text_config")) if isinstance(each, dict)]
+    for value in (config.get(name) for config in configs for name in IMPLEMENTATIONS):
+        if "/" in str(value):
+            raise ValueError(f"{path} wants code of {shown(value)}, which is never run")
 
 
 def check_index(path: Any) -> None:
