@@ -75,8 +75,14 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(128 + signal.SIGPIPE) from None
     except (ValueError, OSError, FloatingPointError) as error:
         fail_once(str(error))
+    except OverflowError as error:
+        fail_once(f"a number is too large: {error}")
+    except MemoryError:
+        fail_once("there is not as much memory as this takes")
     except RuntimeError as error:
         fail_if_lost(error)
+        if "can't allocate memory" in str(error):  # what torch makes of a MemoryError
+            fail_once("there is not as much memory as this takes")
         raise
     except ModuleNotFoundError as error:
         says_how = "pip install" in str(error)

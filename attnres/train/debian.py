@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnres.json_file import read_object
 from attnres.train.debian_packages import PACKAGES, Package
 from attnres.train.plain_text import (
     clean,
@@ -89,7 +90,9 @@ def fetch_texts(
 
 def documents(root: Path, package: Package) -> Iterator[tuple[str, str]]:
     """Name and cleaned text of every document of an unpacked package, each text once."""
+    top = root.resolve()
     files = [file for file in sorted(root.glob(package.files)) if not file.is_symlink()]
+    files = [file for file in files if file.resolve().is_relative_to(top)]  # nor through a folder's
     found = [(name, clean(text)) for file in files if file.is_file() for name, text in _texts(file)]
     if package.files.endswith(".html"):
         found = list(without_common_blocks(found))
@@ -174,8 +177,14 @@ def _to_json(fetched: Fetched) -> dict:
 
 
 def _read_sources(folder: Path) -> dict[str, dict]:
+    """What is no entry of ours counts as not fetched."""
     file = folder / SOURCES
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known = read_object(file) if file.exists() else {}
+    return {name: entry for name, entry in known.items() if _is_entry(entry)}
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and {"version", "n_documents", "n_bytes", "sha256"} <= {*entry}
 
 
 def _run(command: list[str], place: Path) -> str:

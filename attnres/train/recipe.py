@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from attnres.layout import SUBLAYERS_PER_LAYER
+from attnres.layout import SUBLAYERS_PER_LAYER, check_n_sublayers
 from attnres.residual import ResidualConfig, StandardConfig, residual_to_json
 from attnres.train.data import DataConfig
 from attnres.train.optim import OptimConfig
@@ -65,6 +65,7 @@ class ModelConfig:
             raise ValueError(
                 f"n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}"
             )
+        check_n_sublayers(self.n_layers * SUBLAYERS_PER_LAYER)
         self.residual.describe(self.n_layers * SUBLAYERS_PER_LAYER)  # a wrong layout shows here
 
     def build(self, vocab_size: int, seq_len: int) -> "AttnResForCausalLM":
