@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 
 from attnres.distributed import Pipeline, plan_for, world
 from attnres.distributed.data_parallel import average_, own_rows, replicate, shard, whole
-from attnres.train import checkpoint, sharded
+from attnres.train import sharded
 from attnres.train.engine import Engine, OneProcess, counts
 from attnres.train.recipe import Recipe
+from attnres.train.saver import Saver
 
 
 class ManyProcesses(Engine, ABC):
@@ -35,10 +36,7 @@ class ManyProcesses(Engine, ABC):
             )
         self.is_first = world.rank() == 0
         self._mesh, self.data_group = mesh, mesh.get_group()
-        self._saver = sharded.Saver(recipe.timeout_s)
-
-    def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
-        return world.from_first(lambda: _newest(folder))
+        self._saver = Saver(recipe.timeout_s)
 
     def restore(self, path: Path, optimizers: Sequence[Optimizer]) -> None:
         sharded.load(path, self.module, optimizers)
@@ -161,11 +159,6 @@ class Pipelined(ManyProcesses):
         with torch.device("meta"):
             found = counts(AttnResForCausalLM(self.config))
         return {**found, "without_probe": "the model is cut into stages"}
-
-
-def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    path = checkpoint.newest(folder)
-    return None if path is None else (path, checkpoint.read_state(path))
 
 
 def _schedule(recipe: Recipe) -> str:

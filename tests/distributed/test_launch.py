@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from tiny_runs import recipe
 from attnres.distributed.stage import Stage
-from attnres.train import loop, sharded
+from attnres.train import loop, saver
 
 OWN = recipe(Path("words.txt"), save_every=2, timeout_s=20)
 MESH = replace(OWN, pipeline=2, n_accumulations=2, timeout_s=60)
@@ -64,12 +64,12 @@ def a_stage_fails():
     return at_step(5, harm, MESH)
 
 def killed_in_a_save():
-    written = sharded._written
-    def harmed(begun, draft):
+    written = saver._written
+    def harmed(begun, rng, draft):
         if draft.name.endswith("8") and IS_SECOND:
             die()
-        return written(begun, draft)
-    sharded._written = harmed
+        return written(begun, rng, draft)
+    saver._written = harmed
     return OWN
 
 def another_on_each():
