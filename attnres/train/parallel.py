@@ -110,8 +110,6 @@ class Pipelined(ManyProcesses):
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int, device: torch.device, mesh: DeviceMesh):
-        if recipe.compile:
-            raise ValueError("compile=True goes with pipeline=1")
         self._join(recipe, mesh["data"])
         self.device, self.config = device, recipe.model.config(vocab_size, recipe.seq_len)
         self._is_copied = self._mesh.size() > 1 and recipe.data_parallel == "ddp"
@@ -119,7 +117,7 @@ class Pipelined(ManyProcesses):
         self._pipeline = Pipeline(
             self.config,
             plan_for(self.config, recipe.pipeline, recipe.virtual_stages),
-            schedule=_schedule(recipe),
+            schedule=recipe.runner,
             n_microbatches=recipe.n_accumulations,
             batch_size=recipe.batch_size // self._mesh.size(),
             seq_len=recipe.seq_len,
@@ -159,9 +157,3 @@ class Pipelined(ManyProcesses):
         with torch.device("meta"):
             found = counts(AttnResForCausalLM(self.config))
         return {**found, "without_probe": "the model is cut into stages"}
-
-
-def _schedule(recipe: Recipe) -> str:
-    if recipe.schedule != "auto":
-        return recipe.schedule
-    return "1f1b" if recipe.virtual_stages == 1 else "interleaved"
