@@ -42,10 +42,13 @@ def main() -> None:
     if settings["rank"] is not None:
         _on_rank(settings)
         return
-    if settings["link_mbit"]:
-        enter_namespace()
-    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        found = _run_ranks(settings, Path(folder))
+    try:
+        if settings["link_mbit"]:
+            enter_namespace()
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+            found = _run_ranks(settings, Path(folder))
+    except NoLinkError as error:
+        sys.exit(f"{error}; --no-link measures over loopback")
     result = {"machine": describe_machine(), "settings": settings, **found}
     print_machine(result["machine"])
     _print(result)
@@ -71,13 +74,10 @@ def _parse() -> dict[str, Any]:
 def _run_ranks(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What rank 0 found; the benchmark ends here where a rank fails."""
     n_ranks, mbit = settings["stages"], settings["link_mbit"]
-    try:
-        if not mbit:
-            return _start(folder, [[] for _ in range(n_ranks)], ["lo"] * n_ranks)
-        with slow_links(n_ranks, mbit * 1e6) as prefixes:
-            return _start(folder, prefixes, [interface(rank) for rank in range(n_ranks)])
-    except NoLinkError as error:
-        sys.exit(f"{error}; --no-link measures over loopback")
+    if not mbit:
+        return _start(folder, [[] for _ in range(n_ranks)], ["lo"] * n_ranks)
+    with slow_links(n_ranks, mbit * 1e6) as prefixes:
+        return _start(folder, prefixes, [interface(rank) for rank in range(n_ranks)])
 
 
 def _start(folder: Path, prefixes: list[list[str]], interfaces: list[str]) -> dict[str, Any]:
