@@ -26,7 +26,14 @@ class Notice:
     """
 
     def __init__(self, pipeline: Any, columns: Sequence[Any], others: Sequence[Any], device: Any):
-        """Args: groups, of a pipeline, of the same rank of several, and of some of its ranks."""
+        """What this rank leaves when something has failed.
+
+        Args:
+            pipeline: of all stages.
+            columns: of ranks that share a stage; each has a pipeline of its own.
+            others: of some ranks of the pipeline, as of those that share an embedding.
+            device: of the tensors that go over them.
+        """
         self.groups, self.device = [pipeline, *columns, *others], device
         first = dist.get_process_group_ranks(pipeline)[0]
         for group in columns:

@@ -58,9 +58,9 @@ class Stage(nn.Module):
         copies = on_rank.plan.copies if by_plan else ()
         used = [c for c in copies if index in (c.home, *c.readers) and c.rank == self.chunk.rank]
         named = [(c, c.block) for c in used if c.block is not None]
-        self.keeps = [n for c, n in named if c.home == index < c.forward_end]
-        self.takes = [n for c, n in named if c.home < index]
-        self.drops = [n for c, n in named if c.home < index == c.forward_end]
+        self.keeps = [n for c, n in named if c.home == index < c.forward_end]  # for later chunks
+        self.takes = [n for c, n in named if c.home < index]  # of what earlier chunks kept
+        self.drops = [n for c, n in named if c.home < index == c.forward_end]  # no chunk takes it
 
     def forward(self, *received: Tensor) -> Any:
         run = self._loss if self.exit is None else self._state_out
