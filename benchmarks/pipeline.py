@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from machine import describe_machine, print_machine
 from report import print_table, write_json
-from rounds import ratio, summary
+from rounds import Ratio, ratio, summary
 from slow_link import NoLinkError, enter_namespace, interface, slow_links
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -273,7 +273,7 @@ def _print(result: dict[str, Any]) -> None:
                 f"{row['planned_bytes'] / 1e6:.1f}",
                 f"{row['step_s']['median_s']:.3f}",
                 f"{row['predicted_s']:.3f}",
-                f"{row['over_nothing'][0]:.3f}",
+                str(Ratio(*row["over_nothing"])),
                 f"{row['predicted_s'] / first['predicted_s']:.3f}",
             )
         )

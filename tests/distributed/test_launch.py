@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import run_processes
 from test_data_parallel import assert_close_runs
 from tiny_runs import assert_same_run, checkpoints, recipe, rows
 
 from attnres.train import checkpoint
 from attnres.train.loop import train
+from attnres.train.recipe import Recipe
 
 pytestmark = pytest.mark.dist
 
@@ -101,13 +103,12 @@ def errors(done: subprocess.CompletedProcess) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("attnres: error: ")]
 
 
-def test_a_killed_rank_leaves_a_run_that_goes_on(launch, tmp_path):
-    runs = tmp_path / "runs"
-    done = launch("whole", "whole")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("run: ") == done.stdout.count("step 10 of 10") == 1
-    assert len(rows(runs / "whole", "train")) == 10
+def _train(rank: int, own: Recipe, path: Path) -> None:
+    train(own, path)
 
+
+def test_a_killed_rank_leaves_a_run_that_goes_on(launch, tmp_path, text):
+    runs = tmp_path / "runs"
     assert launch("killed_in_a_step", "run").returncode != 0
     newest = checkpoint.newest(runs / "run" / "checkpoint")
     assert newest is not None
@@ -118,8 +119,11 @@ def test_a_killed_rank_leaves_a_run_that_goes_on(launch, tmp_path):
     assert newest.name == "step-00000006"
     done = launch("whole", "run")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run: ") == done.stdout.count("step 10 of 10") == 1
     assert checkpoints(runs / "run") == ["step-00000008", "step-00000010"]
-    assert_same_run(runs / "run", runs / "whole")
+    run_processes(_train, 2, recipe(text, save_every=2), tmp_path / "whole")
+    assert len(rows(runs / "run", "train")) == 10
+    assert_same_run(runs / "run", tmp_path / "whole")
 
 
 def test_a_silent_rank_ends_the_job_in_limited_time(launch):
