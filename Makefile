@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-distributed check bench soak pretrained docs package-test
+.PHONY: demo test test-distributed check coverage bench bench-gate soak pretrained docs package-test
 demo: .venv/installed
 	$(BIN)/attnres demo
 
@@ -20,6 +20,10 @@ check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -n 2 -m "not slow and not browser and not dist"
+
+# Of the fast tests, so that what the slow ones reach shows as missed.
+coverage: .venv/installed
+	$(BIN)/python -m pytest -n 2 -m "not slow and not browser and not dist" --cov=attnres --cov-report=term:skip-covered
 
 # build/site/index.html, which needs neither a network nor a server to be read.
 docs: .venv/installed
@@ -44,6 +48,11 @@ bench: .venv/bench
 	$(BIN)/python benchmarks/train_step.py --json build/bench/train_step.json $(BENCH)
 	$(BIN)/python benchmarks/decode.py --threads 1 --json build/bench/decode.json $(BENCH)
 	$(BIN)/python benchmarks/prefill.py --json build/bench/prefill.json $(BENCH)
+
+# Minutes. Fails where the op is slower than at REF by more than two equal trees differ.
+REF ?= main
+bench-gate: .venv/installed
+	$(BIN)/python benchmarks/gate.py --ref $(REF)
 
 .venv/installed: pyproject.toml setup.py attnres/ops/cpu_build.py attnres/ops/cpu.cpp attnres/ops/cpu_interface.h attnres/ops/cpu_rows.h attnres/ops/cpu_vector.h
 	$(PYTHON) -m venv .venv

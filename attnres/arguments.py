@@ -82,8 +82,9 @@ def flat() -> Any:
 
 
 def fail(message: str) -> NoReturn:
-    """One line on standard error and exit status 2."""
-    print(f"attnres: error: {' '.join(message.split())}", file=sys.stderr)
+    """One line on standard error and exit status 2; a terminal is not steered by what it says."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    print(f"attnres: error: {line}", file=sys.stderr)
     raise SystemExit(2)
 
 

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from attnres.fields import shown
+
 SUBLAYERS_PER_LAYER = 2
 UNITS = ("sublayers_per_block", "layers_per_block", "n_blocks")
 UNITS_IN_WORDS = (
     "sublayers_per_block (the paper, FLA), layers_per_block (transformer layers of two sublayers: "
     "Kimi K3, Megatron) and n_blocks"
 )
+MOST_SUBLAYERS = 100_000  # of a model: a number that is larger is a mistake, and would fill memory
 COUNTING = 1  # version of how sizes and sources are counted; stored with every checkpoint
 
 
@@ -37,6 +40,7 @@ class BlockLayout:
             check_count("sublayers in a block", size)
         if not self.sizes:
             raise ValueError("a layout needs at least one block, got sizes=()")
+        check_n_sublayers(sum(self.sizes))
         ends = tuple(end - 1 for end in accumulate(self.sizes))
         object.__setattr__(self, "ends", ends)  # no cached_property: its lock stops torch.compile
 
@@ -68,7 +72,7 @@ class BlockLayout:
             ValueError: none or several units, a size that is no positive integer, more blocks than
                 sublayers.
         """
-        check_count("n_sublayers", n_sublayers)
+        check_n_sublayers(n_sublayers)
         name, value = one_unit(
             sublayers_per_block=sublayers_per_block,
             layers_per_block=layers_per_block,
@@ -113,11 +117,13 @@ class BlockLayout:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "BlockLayout":
         """The layout that `to_json` wrote; ValueError for another unit or counting version."""
-        if data.get("unit") != "sublayers" or data.get("counting") != COUNTING:
+        is_ours = isinstance(data, dict) and data.get("unit") == "sublayers"
+        if not is_ours or data.get("counting") != COUNTING:
             raise ValueError(
-                f"a layout counted in sublayers, version {COUNTING}, was expected, got {data}"
+                f"a layout counted in sublayers, version {COUNTING}, was expected, "
+                f"got {shown(data)}"
             )
-        return cls(tuple(data.get("sizes", ())))
+        return cls(data.get("sizes", ()))
 
     def __str__(self) -> str:
         rows = [("block", "sublayers", "first read", "later reads", "closes after")]
@@ -159,9 +165,16 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
+def check_n_sublayers(n_sublayers: object) -> None:
+    """ValueError with the value where no model has so many."""
+    check_count("n_sublayers", n_sublayers)
+    if isinstance(n_sublayers, int) and n_sublayers > MOST_SUBLAYERS:
+        raise ValueError(f"n_sublayers is at most {MOST_SUBLAYERS}, got {n_sublayers}")
+
+
 def check_layers(n_sublayers: int, sublayers_per_layer: int) -> int:
     """The number of transformer layers; ValueError where sublayers do not fill them."""
-    check_count("n_sublayers", n_sublayers)
+    check_n_sublayers(n_sublayers)
     check_count("sublayers_per_layer", sublayers_per_layer)
     if n_sublayers % sublayers_per_layer:
         raise ValueError(

@@ -119,6 +119,16 @@ def test_the_version_is_that_of_the_package(call, monkeypatch):
     assert call("--version") == (0, "attnres 9.8.7\n", "")
 
 
+@pytest.mark.parametrize("arguments", [["train", "demo", "--help"], ["layout", "--layers", "2"]])
+def test_output_that_nobody_reads_on_is_no_error(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "attnres", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_help_of_a_recipe_shows_its_own_numbers(call):
     status, out, _ = call("train", "demo", "--help")
     assert status == 0

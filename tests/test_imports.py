@@ -14,6 +14,9 @@ ROOT = PACKAGE.parent
 ORDER = [
     "cache",
     "extras",
+    "fields",
+    "inside",
+    "json_file",
     "quiet",
     "ops",
     "layout",

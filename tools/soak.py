@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 from attnres.residual import AttnResConfig
 from attnres.train.data import DataConfig
 from attnres.train.loop import train
@@ -79,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n-steps", type=int, default=10_000)
     n_steps = parser.parse_args().n_steps
+    torch.set_num_threads(1)  # for so small a model others would only wait
     with tempfile.TemporaryDirectory() as folder:
         grown = growth(soak(n_steps, Path(folder)))
     print(f"grown by {grown:+.1f} MiB; at most {MOST_GROWTH_MIB:.0f} is flat")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,16 +25,14 @@ def ablate_runs(runs: Sequence[Run], n_sequences: int) -> list[tuple[Run, Effect
     """Every finished run, on the same held-out sequences of its own text."""
     from attnres.models import AttnResForCausalLM
 
-    texts: dict[str, TokenData] = {}
+    texts: dict[DataConfig, TokenData] = {}
     found = []
     for run in runs:
         if not (run.path / "model").is_dir():
             continue
-        settings: Mapping[str, Any] = run.recipe["data"]
-        if str(settings) not in texts:
-            texts[str(settings)] = load_data(DataConfig(**settings))
-        tokens = texts[str(settings)]
-        held_out_RT = pack(tokens.validation_tokens, run.recipe["seq_len"])[:n_sequences]
+        if run.data not in texts:
+            texts[run.data] = load_data(run.data)
+        held_out_RT = pack(texts[run.data].validation_tokens, run.seq_len)[:n_sequences]
         tokens_BT = next(validation_batches(held_out_RT, n_sequences))
         model = AttnResForCausalLM.from_pretrained(run.path / "model")
         found.append((run, ablate(model, tokens_BT)))

@@ -55,6 +55,7 @@ def save(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     metadata = {"Date": None} if path.suffix == ".svg" else None
+    path.unlink(missing_ok=True)  # a link there would have another file written
     with rc_context({"svg.hashsalt": path.stem}):  # else ids are drawn at random
         figure.savefig(path, dpi=DPI, metadata=metadata)
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from attnres.analysis import canvas, heat_maps, plot, words
+from attnres.analysis import canvas, heat_maps, plot, probe_words, words
 from attnres.analysis.runs import Run, differing_fields, load_runs
 from attnres.analysis.table import columns, summary_table
 from attnres.analysis.weights import entropy_over_training, has_mixing, has_weights
@@ -57,12 +57,12 @@ def render(runs: Sequence[Run], experiment: str) -> str:
         best=words.best(runs),
         unfinished=words.unfinished(runs),
         columns=columns(summary_table(runs)),
-        untrained=words.untrained(runs),
-        stream_trends=words.stream_trends(runs),
-        gradient_trends=words.gradient_trends(runs),
+        untrained=probe_words.untrained(runs),
+        stream_trends=probe_words.stream_trends(runs),
+        gradient_trends=probe_words.gradient_trends(runs),
         smoothing=max(plot.window(len(run.rows("train"))) for run in runs),
-        mixing=words.mixing(runs),
-        probe_steps=words.probe_steps(runs),
+        mixing=probe_words.mixing(runs),
+        probe_steps=probe_words.probe_steps(runs),
         pictures=pictures(runs),
         has_explorer=any((run.path.parent / "explorer.html").exists() for run in runs),
     )
@@ -76,9 +76,9 @@ def pictures(runs: Sequence[Run]) -> dict[str, Picture]:
     if any(run.rows("validation") for run in runs):
         figures["validation"] = plot.validation_loss, "Validation loss by step, one curve a run."
     if any(run.rows("probe") for run in runs):
-        trends = " ".join(words.stream_trends(runs))
+        trends = " ".join(probe_words.stream_trends(runs))
         figures["rms"] = plot.output_rms, f"Output RMS and running sum RMS by depth. {trends}"
-        trends = " ".join(words.gradient_trends(runs))
+        trends = " ".join(probe_words.gradient_trends(runs))
         figures["gradient"] = plot.gradient_norm, f"Gradient norm by depth. {trends}"
     if any(has_weights(run) for run in runs):
         figures["weights"] = (
@@ -88,7 +88,7 @@ def pictures(runs: Sequence[Run]) -> dict[str, Picture]:
     if any(len(entropy_over_training(run)[0]) > 1 for run in runs):
         figures["entropy"] = plot.weights_entropy, "Normalised entropy of depth weights by step."
     if any(has_mixing(run) for run in runs):
-        alt = f"Depth mixing matrix, reader by output. {' '.join(words.mixing(runs))}"
+        alt = f"Depth mixing matrix, reader by output. {' '.join(probe_words.mixing(runs))}"
         figures["mixing"] = heat_maps.depth_mixing, alt
     return {key: _picture(draw, runs, alt) for key, (draw, alt) in figures.items()}
 

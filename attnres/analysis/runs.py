@@ -1,6 +1,5 @@
 """Read run folders: recipe.json, env.json and metrics.jsonl, the only word a run leaves."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,9 +7,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from attnres.fields import build
+from attnres.json_file import read_object
+from attnres.layout import check_count
+from attnres.train.data import DataConfig
+from attnres.train.metrics import Row, is_count, read_rows
 from attnres.train.run_folder import settings
 
-Row = dict[str, Any]
 COUNTS = ("n_steps", "seed", "batch_size", "seq_len")  # fields of a recipe that are computed with
 
 
@@ -34,6 +37,17 @@ class Run:
     @property
     def seed(self) -> int:
         return self.recipe.get("seed", 0)
+
+    @property
+    def data(self) -> DataConfig:
+        """What it was trained on; ValueError where its recipe does not say."""
+        return build(DataConfig, self.recipe.get("data"), f"data of {self.path / 'recipe.json'}")
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens; ValueError where its recipe does not say."""
+        check_count(f"seq_len of {self.path / 'recipe.json'}", self.recipe.get("seq_len"))
+        return self.recipe["seq_len"]
 
     @property
     def is_standard(self) -> bool:
@@ -98,8 +112,8 @@ def load_run(path: Path) -> Run:
     return Run(
         path=path,
         recipe=_read_recipe(path / "recipe.json"),
-        env=_read_object(env) if env.exists() else {},
-        metrics=_read_metrics(metrics) if metrics.exists() else {},
+        env=read_object(env) if env.exists() else {},
+        metrics=_by_kind(metrics) if metrics.exists() else {},
     )
 
 
@@ -122,45 +136,19 @@ def differing_fields(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _read_recipe(path: Path) -> Row:
-    recipe = _read_object(path)
+    recipe = read_object(path)
     for name in COUNTS:
-        if name in recipe and not _is_count(recipe[name]):
+        if name in recipe and not is_count(recipe[name]):
             raise ValueError(f"{path}: {name} is {recipe[name]!r}, not an integer")
     return recipe
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _read_object(path: Path) -> Row:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
-
-
-def _read_metrics(path: Path) -> dict[str, list[Row]]:
-    """Lines by kind; a resumed run repeats steps, and the later line stands."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+def _by_kind(path: Path) -> dict[str, list[Row]]:
+    """A resumed run repeats steps, and the later line stands."""
     metrics: dict[str, list[Row]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            kind, step = row["kind"], row["step"]
-            if not _is_count(step):
-                raise ValueError(f"step {step!r}")
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):  # without its newline it is still being written
-                break
-            raise ValueError(f"line {number} of {path} is not a metric: {line[:80]!r}") from error
-        rows = metrics.setdefault(kind, [])
-        while rows and rows[-1]["step"] >= step:
+    for _, row in read_rows(path):
+        rows = metrics.setdefault(row["kind"], [])
+        while rows and rows[-1]["step"] >= row["step"]:
             rows.pop()
         rows.append(row)
     return metrics

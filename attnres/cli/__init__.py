@@ -4,6 +4,7 @@ Bad input ends with one line on standard error and exit status 2.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -68,10 +69,20 @@ def main(arguments: list[str] | None = None) -> None:
     silence_imports()
     try:
         COMMANDS[name](arguments[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except (ValueError, OSError, FloatingPointError) as error:
         fail_once(str(error))
+    except OverflowError as error:
+        fail_once(f"a number is too large: {error}")
+    except MemoryError:
+        fail_once("there is not as much memory as this takes")
     except RuntimeError as error:
         fail_if_lost(error)
+        if "can't allocate memory" in str(error):  # what torch makes of a MemoryError
+            fail_once("there is not as much memory as this takes")
         raise
     except ModuleNotFoundError as error:
         says_how = "pip install" in str(error)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attnres.arguments import parse
+from attnres.inside import check_inside
 from attnres.quiet import quiet_transformers
 
 if TYPE_CHECKING:
@@ -103,7 +104,10 @@ def _results_folder(source: str, output: Path | None, n_models: int) -> Path:
     path = Path(source)
     if output is not None:
         return output if n_models == 1 else output / "-".join(path.parts).strip("/-.")
-    return path / "evaluation" if path.is_dir() else Path("runs/evaluation") / path.stem
+    if not path.is_dir():
+        return Path("runs/evaluation") / path.stem
+    check_inside(path / "evaluation", path)
+    return path / "evaluation"
 
 
 def _ask(chosen: Any, source: str, tasks: "Sequence[Task]", n_models: int) -> "Asked":

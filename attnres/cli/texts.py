@@ -20,7 +20,8 @@ def corpus(arguments: list[str]) -> None:
     """
     import tyro
 
-    from attnres.train.debian import PACKAGES, MissingTextsError, fetch_texts
+    from attnres.train.debian import MissingTextsError, fetch_texts
+    from attnres.train.debian_packages import PACKAGES
 
     @dataclass(frozen=True)
     class Corpus:

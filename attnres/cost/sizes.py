@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from math import inf
 
-from attnres.layout import SUBLAYERS_PER_LAYER, check_count
+from attnres.layout import SUBLAYERS_PER_LAYER, check_count, check_n_sublayers
+
+MOST_WIDTH = 1 << 24  # of any size but layers: squared, it still is a number of bytes
 
 BACKWARD = 2  # times the forward: gradients of inputs, and of weights
 
@@ -56,6 +58,9 @@ def decoder_sizes(
               "head_dim": head_dim, "mlp_dim": mlp_dim, "vocab_size": vocab_size}  # fmt: skip
     for name, value in counts.items():
         check_count(name, value)
+        if value > MOST_WIDTH:
+            raise ValueError(f"{name} is at most {MOST_WIDTH}, got {value}")
+    check_n_sublayers(SUBLAYERS_PER_LAYER * n_layers)
     attention = 2 * dim * head_dim * (n_heads + n_kv_heads)
     layers = n_layers * (attention + 3 * dim * mlp_dim)
     vocabulary = vocab_size * dim

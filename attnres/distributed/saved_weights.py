@@ -4,7 +4,6 @@ Families whose saved tensors have other names or shapes, as experts that are sta
 by what transformers itself converts them by on loading.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -23,7 +22,7 @@ from transformers.core_model_loading import (
 
 from attnres.distributed.rank_part import RankPart
 from attnres.models.causal_lm import MAY_LACK
-from attnres.models.checkpoint import check_config, is_plain, read_config
+from attnres.models.checkpoint import INDEX, check_config, is_plain, read_config, read_weight_map
 from attnres.models.families import family_of
 
 
@@ -109,10 +108,9 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def _files_of(folder: Path) -> dict[str, Path]:
     """The safetensors file of each tensor."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in found.items()}
+        return {name: folder / file for name, file in read_weight_map(index).items()}
     single = folder / "model.safetensors"
     if not single.is_file():
         raise ValueError(f"no weights at {folder}: neither {index.name} nor {single.name}")

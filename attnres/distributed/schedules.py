@@ -22,6 +22,7 @@ class Step(NamedTuple):
     microbatch: int
 
 
+MOST_STEPS = 1_000_000
 Order = tuple[Step, ...]
 
 
@@ -35,6 +36,12 @@ def schedule(name: str, n_stages: int, n_virtual: int, n_microbatches: int) -> t
     check_count("n_stages", n_stages)
     check_count("n_virtual", n_virtual)
     check_count("n_microbatches", n_microbatches)
+    n_steps = n_stages * n_virtual * n_microbatches
+    if n_steps > MOST_STEPS:
+        raise ValueError(
+            f"{n_stages} stages of {n_virtual} chunks and n_microbatches={n_microbatches} are "
+            f"{n_steps} forwards, more than {MOST_STEPS} that a timeline has place for"
+        )
     if name not in SCHEDULES:
         raise ValueError(f"no schedule {name!r}; there are: {', '.join(SCHEDULES)}")
     if n_virtual > 1 and name in ONE_CHUNK:

@@ -22,6 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from attnres.models.checkpoint import (
     check_config,
+    check_index,
     check_weights,
     config_for_plain,
     is_plain,
@@ -170,10 +171,12 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
                 or a plain one with neither `residual` nor `config`.
         """
         path = pretrained_model_name_or_path
+        check_index(path)
         saved = read_config(path, **kwargs)
         config = _config_to_load_by(path, saved, config, kwargs)
         text = text_config_of(saved) if config is None else config.text_config
         names = dict(family_of(text).former_names)  # transformers finds them by the class's name
+        kwargs.setdefault("use_safetensors", True)  # or transformers would unpickle what it finds
         kwargs["key_mapping"] = names | (kwargs.pop("key_mapping", None) or {})
         asked_for_info = kwargs.pop("output_loading_info", False)
         joint: Any = super(AttnResForCausalLM, _joint_class(cls, text))

@@ -1,13 +1,17 @@
 """Whether a saved model fits a config: a checkpoint that would give another model is refused."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from attnres.inside import check_plain
+from attnres.json_file import read_object
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
 from attnres.models.families import check_family
 
+INDEX = "model.safetensors.index.json"
 # what decides a model's function and no shape shows, by its name in any family
 SHAPELESS_SETTINGS = (
     *("num_hidden_layers", "layer_types", "use_bidirectional_attention", "sliding_window"),
@@ -36,6 +40,20 @@ def read_config(path: Any, **kwargs: Any) -> dict[str, Any]:
             "weights were made with"
         )
     return saved
+
+
+def check_index(path: Any) -> None:
+    """ValueError where a folder's index of weights names files elsewhere."""
+    if path is not None and (index := Path(path) / INDEX).is_file():
+        read_weight_map(index)
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, beside the index; ValueError for one that is elsewhere."""
+    found = read_object(index).get("weight_map")
+    if not isinstance(found, dict):
+        raise ValueError(f"{index} is damaged: it has no weight_map")
+    return {name: check_plain(file, index) for name, file in found.items()}
 
 
 def is_plain(saved: Mapping[str, Any]) -> bool:

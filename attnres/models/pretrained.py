@@ -4,7 +4,6 @@ Code that comes with a checkpoint is never run, and nothing is fetched.
 """
 
 import importlib.util
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,12 +13,14 @@ from typing import Any, NamedTuple
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from attnres.json_file import read_object
 from attnres.models.causal_lm import AttnResForCausalLM
-from attnres.models.checkpoint import check_weights
+from attnres.models.checkpoint import check_index, check_weights
 from attnres.models.convert import plain_config, with_weights_of
 from attnres.models.families import check_family
 
 SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct, as a package ships it
+ADAPTER = "adapter_config.json"  # transformers would load the model that it names, from anywhere
 LOADING_SETTINGS: dict[str, Any] = {
     "local_files_only": True,
     "output_loading_info": True,
@@ -51,7 +52,7 @@ def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
     kind: Any = AttnResForCausalLM if saved["model_type"] == "attnres" else AutoModelForCausalLM
     with _one_line(path):
         model, info = kind.from_pretrained(
-            path, dtype=dtype, trust_remote_code=False, **LOADING_SETTINGS
+            path, dtype=dtype, trust_remote_code=False, use_safetensors=True, **LOADING_SETTINGS
         )
         check_weights(path, info)
     return Pretrained(model.eval(), _tokenizer(path))
@@ -125,16 +126,21 @@ def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         raise ValueError(f"{path} has no config.json, so it is no saved model, or half of one")
-    try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    family = saved.get("model_type") if isinstance(saved, dict) else None
+    saved = read_object(file)
+    family = saved.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{file} is damaged: it names no model_type")
     if family != "attnres":
         _check_plain(path, saved)
+    _check_files(path)
     return saved
+
+
+def _check_files(path: Path) -> None:
+    """ValueError for a folder whose files would have others read."""
+    check_index(path)
+    if (path / ADAPTER).is_file():
+        raise ValueError(f"{path} is an adapter: merge it into its model, and give that")
 
 
 def _check_plain(path: Path, saved: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def read_config_of(path: str | Path) -> tuple[Any, ResidualConfig | None]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"no config of a transformers model in {path}")
-    config: Any = AutoConfig.from_pretrained(file)
+    config: Any = AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
     if isinstance(config, AttnResCausalLMConfig):
         return config.text_config, config.residual_config
     return config, None

@@ -3,9 +3,10 @@
 A method of your own joins by its config: `RESIDUALS["mine"] = MyConfig`.
 """
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, cast
 
+from attnres.fields import build, shown
 from attnres.layout import UNITS_IN_WORDS
 from attnres.residual.attn_res import AttnResConfig
 from attnres.residual.base import ResidualConfig
@@ -61,21 +62,16 @@ def residual_to_json(config: ResidualConfig) -> dict[str, Any]:
 
 def residual_from_json(data: dict[str, Any]) -> ResidualConfig:
     """The config that `residual_to_json` wrote; ValueError for an unknown method or setting."""
+    if not isinstance(data, dict):
+        raise ValueError(f"a residual method is an object with a method, got {shown(data)}")
     settings = dict(data)
     name = settings.pop("method", None)
-    if name not in RESIDUALS:
+    if not isinstance(name, str) or name not in RESIDUALS:
         known = ", ".join(RESIDUALS)
-        raise ValueError(f"no residual method {name!r}; there are: {known}")
-    known = [field.name for field in fields(RESIDUALS[name])]
-    for setting in settings:
-        if setting == "block_size":
-            raise ValueError(f"block_size has no unit; give {UNITS_IN_WORDS}")
-        if setting not in known:
-            raise ValueError(
-                f"residual method {name!r} has no setting {setting!r}; it has: "
-                + (", ".join(known) or "none")
-            )
-    return RESIDUALS[name](**settings)
+        raise ValueError(f"no residual method {shown(name)}; there are: {known}")
+    if "block_size" in settings:
+        raise ValueError(f"block_size has no unit; give {UNITS_IN_WORDS}")
+    return build(RESIDUALS[name], settings, f"residual method {name!r}")
 
 
 def parse_residual(text: str) -> ResidualConfig:

@@ -28,6 +28,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from attnres.fields import shown
+from attnres.inside import check_plain
+from attnres.json_file import parse_object, read_object
+from attnres.train.matching import (
+    check_members,
+    check_rng,
+    check_state,
+    check_weights,
+    split_name,
+)
+
 FORMAT = 1
 SHARDED = 2  # of many processes: attnres.train.sharded
 Contents = dict[str, tuple[dict[str, Tensor], dict[str, str]]]  # by file: tensors, metadata
@@ -99,33 +110,49 @@ def newest(folder: Path) -> Path | None:
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every byte is as it was written."""
     try:
-        for name, size_bytes, sha256 in _read_manifest(path):
+        _check_no_links(path)
+        entries = _read_manifest(path)
+        for name, size_bytes, sha256 in entries:
             if (actual := (path / name).stat().st_size) != size_bytes:
                 return f"{name} has {actual} bytes in place of {size_bytes}"
             if sha256_of(path / name) != sha256:
                 return f"{name} differs from its sha256"
+        listed = {name for name, _, _ in entries}
+        for file in sorted(path.glob("*.safetensors")):
+            if file.name not in listed:
+                return f"{file.name} is not in manifest.json"
     except (OSError, ValueError) as error:
         return str(error)
     return None
 
 
+def _check_no_links(path: Path) -> None:
+    """A checkpoint is written without; one would let its folder reach out of the run's."""
+    for each in (path, *path.glob("*")):
+        if each.is_symlink():
+            raise ValueError(f"{each.name} is a link")
+
+
 def is_sharded(path: Path) -> bool:
     """Whether a whole checkpoint was written by many processes."""
-    return json.loads((path / "manifest.json").read_bytes())["format"] == SHARDED
+    return read_object(path / "manifest.json")["format"] == SHARDED
 
 
 def _read_manifest(path: Path) -> list[tuple[str, int, str]]:
     """Name, size in bytes and sha256 of every file."""
+    file = path / "manifest.json"
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        if manifest["format"] not in (FORMAT, SHARDED):
-            known = f"known are {FORMAT} and {SHARDED}"
-            raise ValueError(f"manifest.json has format {manifest['format']!r}, {known}")
-        files = FILES if manifest["format"] == FORMAT else sorted(manifest["files"])
-        entries = [(name, manifest["files"][name]) for name in files]
-        return [(name, entry["size_bytes"], entry["sha256"]) for name, entry in entries]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError("manifest.json is damaged") from error
+        manifest = parse_object(file.read_text(encoding="utf-8"))
+        version = manifest.get("format")
+        names = FILES if version == FORMAT else sorted(manifest["files"])
+        entries = [(check_plain(name, file), manifest["files"][name]) for name in names]
+        found = [(name, entry["size_bytes"], entry["sha256"]) for name, entry in entries]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"manifest.json is damaged: {error}") from error
+    if version not in (FORMAT, SHARDED):
+        known = f"known are {FORMAT} and {SHARDED}"
+        raise ValueError(f"manifest.json has format {shown(version)}, {known}")
+    return found
 
 
 def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict:
@@ -134,29 +161,52 @@ def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict:
     The model and the optimizers are those that were saved, built anew. If a name, shape or dtype
     differs, ValueError names the first, and nothing has been changed.
     """
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
     if what := damage(path):
         raise ValueError(f"{path}: {what}")
-    weights = load_file(path / "model.safetensors")
-    saved = load_file(path / "optimizer.safetensors")
-    with safe_open(path / "optimizer.safetensors", "pt") as file:
-        members = json.loads(file.metadata()["optimizers"])
-    own = named_tensors(model)
-    _check_weights(path, weights, own)
-    check_members(path, members, members_of(model, optimizers))
+    weights, _ = read_tensors(path / "model.safetensors")
+    saved, metadata = read_tensors(path / "optimizer.safetensors")
+    rng, _ = read_tensors(path / "rng.safetensors")
+    own, members = named_tensors(model), members_of(model, optimizers)
+    check_weights(path, weights, own)
+    check_members(path, saved_members(path, metadata), members)
+    check_state(path, {name: each.shape for name, each in saved.items()}, members, model)
+    check_rng(path, rng)
+    state = read_state(path)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
     _restore_optimizers(saved, dict(model.named_parameters()), optimizers)
-    restore_rng(load_file(path / "rng.safetensors"))
-    return read_state(path)
+    restore_rng(rng)
+    return state
 
 
 def read_state(path: Path) -> dict:
     """The state of a whole checkpoint, with its step; nothing is restored."""
-    return json.loads((path / "state.json").read_text())
+    state = read_object(path / "state.json")
+    step = state.get("step")
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(f"{path / 'state.json'} is damaged: its step is {shown(step)}")
+    return state
+
+
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file; ValueError where it is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  it is no dict
+            return tensors, opened.metadata() or {}
+    except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+
+
+def saved_members(path: Path, metadata: dict[str, str]) -> Any:
+    """What the file of optimizer state says of the optimizers."""
+    try:
+        return json.loads(metadata.get("optimizers", ""))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: optimizer.safetensors names no optimizers") from error
 
 
 def _contents(model: nn.Module, optimizers: Sequence[Optimizer]) -> Contents:
@@ -227,28 +277,6 @@ def restore_rng(tensors: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(tensors["cuda"])
 
 
-def _check_weights(path: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    for name in own | saved:
-        there, here = kind_of(saved.get(name)), kind_of(own.get(name))
-        if there != here:
-            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {here} in the model")
-
-
-def kind_of(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype}"
-
-
-def check_members(path: Path, saved: list[dict], own: list[dict]) -> None:
-    there, here = [[member["type"] for member in members] for members in (saved, own)]
-    if there != here:
-        raise ValueError(f"{path}: optimizers {there} in the checkpoint, {here} to be restored")
-    for index, (old, new) in enumerate(zip(saved, own, strict=True)):
-        odd = sorted(set(old["params"]) ^ set(new["params"]))
-        if odd:
-            where = "in the checkpoint" if odd[0] in old["params"] else "to be restored"
-            raise ValueError(f"{path}: optimizer {index} has {odd[0]} only {where}")
-
-
 def _restore_optimizers(
     saved: dict[str, Tensor], params: dict[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> None:
@@ -256,9 +284,8 @@ def _restore_optimizers(
     for optimizer in optimizers:
         optimizer.state.clear()
     for full_name, tensor in saved.items():
-        index, _, rest = full_name.partition("/")
-        name, _, key = rest.rpartition("/")
-        optimizer, param = optimizers[int(index)], params[name]
+        index, name, key = split_name(full_name)
+        optimizer, param = optimizers[index], params[name]
         device = torch.device("cpu") if on_host(optimizer, key) else param.device
         optimizer.state[param][key] = tensor.to(device, copy=True)
 
@@ -324,7 +351,13 @@ def settle(folder: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete; renamed first, so that no half of it ever has a checkpoint's name."""
+    """Delete; renamed first, so that no half of it ever has a checkpoint's name.
+
+    Of a link the link alone: what it leads to was not written here.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
     doomed = path.with_name(f".tmp-doomed-{path.name}")
     os.rename(path, doomed)
     shutil.rmtree(doomed)

@@ -125,7 +125,13 @@ def kimi_laptop() -> Recipe:
         name="standard",
         model=model,
         data=DataConfig(vocab_size=1024),
-        optim=OptimConfig(optimizer="muon", lr=8e-3, warmup_steps=50, min_lr_fraction=0.0),
+        optim=OptimConfig(
+            optimizer="muon",
+            lr=8e-3,
+            warmup_steps=50,
+            min_lr_fraction=0.0,
+            depth_lr_scale=0.3,  # as in the recipe `small`
+        ),
         n_steps=500,
         batch_size=8,
         seq_len=128,

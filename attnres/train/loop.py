@@ -19,9 +19,10 @@ from torch.optim import Optimizer
 from attnres.distributed import world
 from attnres.train import data, optim
 from attnres.train.engine import Engine, build_engine, peak_memory_bytes
+from attnres.train.metrics import Metrics, NoMetrics
 from attnres.train.moe import ExpertBalance
 from attnres.train.recipe import Recipe
-from attnres.train.run_folder import Metrics, NoMetrics, RunFolder, settings
+from attnres.train.run_folder import RunFolder, settings
 
 Report = Callable[[int, dict[str, float]], None]  # finished steps, newest figures
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attnres.distributed import even_cuts
 from attnres.distributed import schedule as order_of
-from attnres.layout import SUBLAYERS_PER_LAYER
+from attnres.layout import SUBLAYERS_PER_LAYER, check_n_sublayers
 from attnres.residual import ResidualConfig, StandardConfig, residual_to_json
 from attnres.train.data import DataConfig
 from attnres.train.optim import OptimConfig
@@ -67,6 +67,7 @@ class ModelConfig:
             raise ValueError(
                 f"n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}"
             )
+        check_n_sublayers(self.n_layers * SUBLAYERS_PER_LAYER)
         self.residual.describe(self.n_layers * SUBLAYERS_PER_LAYER)  # a wrong layout shows here
 
     def build(self, vocab_size: int, seq_len: int) -> "AttnResForCausalLM":

@@ -47,7 +47,13 @@ def small() -> Recipe:
         name="standard",
         model=ModelConfig(dim=64, n_layers=8, n_heads=2, n_kv_heads=2, mlp_dim=176),
         data=DataConfig(vocab_size=1024),
-        optim=OptimConfig(optimizer="muon", lr=2e-2, warmup_steps=50, min_lr_fraction=0.0),
+        optim=OptimConfig(
+            optimizer="muon",
+            lr=2e-2,
+            warmup_steps=50,
+            min_lr_fraction=0.0,
+            depth_lr_scale=0.3,  # experiments/LOG.md, "the rate of the queries"
+        ),
         n_steps=500,
         batch_size=8,
         seq_len=128,

@@ -17,9 +17,17 @@ from typing import Any, TextIO
 
 import torch
 
+from attnres.fields import readable
+from attnres.inside import check_inside
+from attnres.json_file import read_object
+from attnres.train.metrics import whole_until
 from attnres.train.recipe import HOW_IT_RUNS
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "attention-residuals")
+WRITTEN = (  # what a run writes; where it is a link, it is one within the folder
+    *(".lock", "recipe.json", "env.json", "metrics.jsonl"),
+    *("tensorboard", "checkpoint", "model"),
+)
 CAME_LATER = {  # fields of a recipe, and what they were before
     "optim.depth_lr_scale": 1.0,
     "pipeline": 1,
@@ -39,14 +47,19 @@ class RunFolder:
         self._recipe = recipe
         self._lock: TextIO | None = None
         if (path / "recipe.json").exists():
-            _check_same(path, _read_recipe(path / "recipe.json"), recipe)
+            _check_same(path, read_object(path / "recipe.json"), recipe)
 
     def claim(self) -> None:
         """Write the recipe and the environment down, once the run is known to be possible.
 
         Until `release`, or until the process ends, no other process can.
+
+        Raises:
+            ValueError: another process is at work on it, or a link in it leads out of it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        for name in WRITTEN:
+            check_inside(self.path / name, self.path)
         self._lock = _locked(self.path / ".lock")
         if not (self.path / "recipe.json").exists():
             write_json(self.path / "env.json", describe_environment())
@@ -57,21 +70,20 @@ class RunFolder:
             self._lock.close()
 
     def cut_metrics(self, step: int | None) -> None:
-        """Drop what was written after `step`, from which training goes on; all where it is None."""
+        """Drop what was written after `step`, from which training goes on; all where it is None.
+
+        Raises:
+            ValueError: a line that is no row of metrics, and not one that was cut off at the end.
+        """
         path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return
-        kept = []
-        for line in path.read_text().splitlines(keepends=True):
-            if step is None or not line.endswith("\n") or json.loads(line)["step"] > step:
-                break
-            kept.append(line)
-        write_atomically(path, "".join(kept))
+        if path.exists():
+            kept = b"" if step is None else whole_until(path, step)
+            write_atomically(path, kept.decode())
 
     def is_done(self) -> bool:
         path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return bool(lines) and lines[-1].startswith('{"kind": "end"') and lines[-1].endswith("\n")
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return bool(lines) and lines[-1].startswith(b'{"kind": "end"') and lines[-1].endswith(b"\n")
 
 
 def _locked(file: Path) -> TextIO:
@@ -86,46 +98,6 @@ def _locked(file: Path) -> TextIO:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
             raise
     return lock
-
-
-class NoMetrics:
-    """Of a process that is not the first: what it measures is written there."""
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Metrics:
-    """Appends one JSON object a line, and scalars and lists to TensorBoard.
-
-    TensorBoard then forgets what it was told of the steps from `purge_from` on.
-    """
-
-    def __init__(self, folder: Path, purge_from: int):
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._file = (folder / "metrics.jsonl").open("a")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_from)
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            self._write_board(f"{kind}/{name}", value, step)
-
-    def _write_board(self, tag: str, value: Any, step: int) -> None:
-        if isinstance(value, int | float):
-            self._board.add_scalar(tag, value, step)
-        elif isinstance(value, list) and all(isinstance(x, float) for x in value):
-            for depth, x in enumerate(value):
-                self._board.add_scalar(f"{tag}/{depth:03d}", x, step)
-
-    def close(self) -> None:
-        self._file.close()
-        self._board.close()
 
 
 def describe_environment() -> dict[str, Any]:
@@ -155,20 +127,13 @@ def write_atomically(path: Path, text: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-
-
 def _check_same(path: Path, saved: dict[str, Any], recipe: dict[str, Any]) -> None:
     """ValueError that names the first field in which two recipes differ."""
     old, new = settings(saved), settings(recipe)
     for key in dict.fromkeys((*old, *new)):
         if key not in HOW_IT_RUNS and old.get(key) != new.get(key):
             raise ValueError(
-                f"{path} holds a run of another recipe: {key} was {old.get(key)!r}, now "
+                f"{path} holds a run of another recipe: {readable(key)} was {old.get(key)!r}, now "
                 f"{new.get(key)!r}; choose another folder, or the same recipe to resume"
             )
 
@@ -198,11 +163,13 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Commit of the source tree, with + where it was changed; empty outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    """Commit of the package, with + where its files were changed; empty outside a checkout."""
+    package = Path(__file__).parents[1]
+    git = ["git", "-C", str(package)]
+    status = [*git, "status", "--porcelain", "--", str(package)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+        changes = subprocess.run(status, capture_output=True, text=True)
     except OSError:
         return ""
     if commit.returncode != 0:

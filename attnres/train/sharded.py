@@ -11,7 +11,6 @@ are safetensors, whose headers say where a part belongs, so nothing is unpickled
 checkpoint of one process is read the same way. The folder is one that all processes see.
 """
 
-import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +18,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.optim import Optimizer
 
 from attnres.distributed import world
-from attnres.train import checkpoint
+from attnres.fields import readable
+from attnres.train import checkpoint, matching
 
 if TYPE_CHECKING:
     from attnres.models import AttnResCausalLMConfig
@@ -43,12 +44,17 @@ def load(path: Path, module: nn.Module, optimizers: Sequence[Optimizer]) -> None
         ValueError: on every rank the same, if a name, a shape or a dtype differs; nothing has been
             changed then.
     """
-    reader = HuggingFaceStorageReader(str(path))
-    shapes = cast(Shapes, reader.read_metadata().state_dict_metadata)
+    reader, shapes = world.together(lambda: _opened(path))
     own = {name: each.detach() for name, each in checkpoint.named_tensors(module).items()}
     world.together(lambda: _check_weights(path, shapes, own))
     members = world.together(lambda: members_of_all(module, optimizers))
-    checkpoint.check_members(path, _saved_members(path), members)
+    saved = world.together(lambda: _saved_members(path))
+    matching.check_members(path, saved, members)
+    states = {
+        name: each.size for name, each in shapes.items() if name.partition("/")[0].isdecimal()
+    }
+    world.together(lambda: matching.check_state(path, states, members, module))
+    rng = world.together(lambda: _read_rng(path))
     params = dict(module.named_parameters())
     wanted = dict(own)
     for optimizer in optimizers:
@@ -57,13 +63,12 @@ def load(path: Path, module: nn.Module, optimizers: Sequence[Optimizer]) -> None
         wanted[name] = place
     if wanted:
         _fill(wanted, reader, is_alone=world.n_ranks() == 1)
-    _restore_rng(path)
+    _restore_rng(path, rng)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """All weights of a whole checkpoint, under the names of the whole model, in this process."""
-    reader = HuggingFaceStorageReader(str(path))
-    shapes = cast(Shapes, reader.read_metadata().state_dict_metadata)
+    reader, shapes = _opened(path)
     tensors = {
         name: torch.empty(shapes[name].size, dtype=shapes[name].properties.dtype)
         for name in _weight_names(shapes)
@@ -72,10 +77,25 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def _opened(path: Path) -> tuple[HuggingFaceStorageReader, Shapes]:
+    """The files' reader and what their headers say; ValueError for headers that are damaged."""
+    from safetensors import SafetensorError
+
+    reader = HuggingFaceStorageReader(str(path))
+    try:
+        return reader, cast(Shapes, reader.read_metadata().state_dict_metadata)
+    except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path}: the parts of its tensors cannot be read: {error}") from error
+
+
 def _fill(tensors: dict[str, Tensor], reader: HuggingFaceStorageReader, is_alone: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is here
-        load_parts(cast(dict[str, Any], tensors), storage_reader=reader, no_dist=is_alone)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is here
+            load_parts(cast(dict[str, Any], tensors), storage_reader=reader, no_dist=is_alone)
+    except CheckpointException as error:
+        cause = next((each for each, _ in error.failures.values()), error)
+        raise ValueError(f"{reader.path}: parts of its tensors do not fit: {cause}") from error
 
 
 def export(config: "AttnResCausalLMConfig", checkpoints: Path, path: Path) -> None:
@@ -103,22 +123,21 @@ def members_of_all(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[d
     ]
 
 
-def _saved_members(path: Path) -> list[dict]:
-    from safetensors import safe_open
-
+def _saved_members(path: Path) -> Any:
     state = checkpoint.read_state(path)
     if "optimizers" in state:
         return state["optimizers"]
-    with safe_open(path / "optimizer.safetensors", "pt") as file:
-        return json.loads(file.metadata()["optimizers"])
+    _, metadata = checkpoint.read_tensors(path / "optimizer.safetensors")
+    return checkpoint.saved_members(path, metadata)
 
 
 def _check_weights(path: Path, shapes: Shapes, own: dict[str, Tensor]) -> None:
     here = set().union(*world.gathered(set(own)))
     for name in [*own, *sorted(set(_weight_names(shapes)) - here)]:
-        there, mine = _kind(shapes.get(name)), checkpoint.kind_of(own.get(name))
+        there, mine = _kind(shapes.get(name)), matching.kind_of(own.get(name))
         if there != mine:
-            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {mine} in the model")
+            what = f"{readable(name)} is {there} in the checkpoint"
+            raise ValueError(f"{path}: {what}, {mine} in the model")
 
 
 def _kind(saved: TensorStorageMetadata | None) -> str:
@@ -153,16 +172,24 @@ def _place(saved: TensorStorageMetadata, param: Tensor, is_on_host: bool) -> Ten
     return torch.zeros(saved.size, dtype=dtype, device=device)
 
 
-def _restore_rng(path: Path) -> None:
-    from safetensors.torch import load_file
-
+def _read_rng(path: Path) -> dict[str, Tensor]:
+    """This rank's generators; none where other ranks saved them."""
     state = checkpoint.read_state(path)
     if state.get("n_ranks", 1) != world.n_ranks():
-        torch.manual_seed(state["step"] * world.n_ranks() + world.rank())
-        return
+        return {}
     file = path / rng_file(world.rank())
-    saved = load_file(file if file.exists() else path / "rng.safetensors")
-    checkpoint.restore_rng({name.rpartition("/")[2]: each for name, each in saved.items()})
+    saved, _ = checkpoint.read_tensors(file if file.exists() else path / "rng.safetensors")
+    rng = {name.rpartition("/")[2]: each for name, each in saved.items()}
+    matching.check_rng(path, rng)
+    return rng
+
+
+def _restore_rng(path: Path, rng: dict[str, Tensor]) -> None:
+    if rng:
+        checkpoint.restore_rng(rng)
+        return
+    step = checkpoint.read_state(path)["step"]
+    torch.manual_seed(step * world.n_ranks() + world.rank())
 
 
 def rng_file(rank: int) -> str:

@@ -16,10 +16,10 @@ ARMS = {
     "full-random-query": "attn_res:query_std=0.02",
     "full-null-source": "attn_res:null_source=True",
     "full-routes": "attn_res:routes=qk_v",
-    "block": "attn_res:n_blocks=4",
-    "block-no-key-norm": "attn_res:n_blocks=4,key_norm=False",
-    "block-heads-8": "attn_res:n_blocks=4,n_heads=8",
-    "block-count-prior": "attn_res:n_blocks=4,count_prior=1.0",
+    "block": "attn_res:sublayers_per_block=4",
+    "block-no-key-norm": "attn_res:sublayers_per_block=4,key_norm=False",
+    "block-heads-8": "attn_res:sublayers_per_block=4,n_heads=8",
+    "block-count-prior": "attn_res:sublayers_per_block=4,count_prior=1.0",
 }
 PAPER = {  # validation loss, 32 sublayers, 436 M parameters
     "standard": 1.766,

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from attnres.analysis import words
+from attnres.analysis import probe_words, words
 from attnres.analysis.canvas import LIGHT
 from attnres.analysis.heat_maps import depth_weights
 from attnres.analysis.report import render
@@ -12,7 +12,7 @@ from attnres.residual import RESIDUALS
 
 
 def trend(make, folder, **kwargs):
-    (sentence,) = words.stream_trends([load_run(make.run(folder, "run", **kwargs))])
+    (sentence,) = probe_words.stream_trends([load_run(make.run(folder, "run", **kwargs))])
     return sentence
 
 
@@ -81,12 +81,12 @@ def test_a_probe_with_nan_is_said(make, tmp_path):
 def test_a_run_without_probe_is_said(make, folder):
     make.edit(folder / "full", lambda rows: [row for row in rows if row["kind"] != "probe"])
     runs = load_runs(folder)
-    assert words.stream_trends(runs)[-1] == "full: no probe yet."
-    assert len(words.gradient_trends(runs)) == 2
+    assert probe_words.stream_trends(runs)[-1] == "full: no probe yet."
+    assert len(probe_words.gradient_trends(runs)) == 2
 
 
 def test_unevenness_of_the_gradient(folder):
-    sentence = words.gradient_trends(load_runs(folder))[0]
+    sentence = probe_words.gradient_trends(load_runs(folder))[0]
     assert sentence == "standard: the largest gradient, at depth 0, is 2.22 times the smallest."
 
 
@@ -111,7 +111,7 @@ def test_depth_weights_of_zero_queries_are_called_untrained(make, tmp_path):
     make.edit(paths[0], lambda rows: [row | {"untrained": True} for row in rows])
     make.edit(make.run(tmp_path, "sum"), lambda rows: [row | {"untrained": True} for row in rows])
     runs = load_runs(tmp_path)
-    (sentence,) = words.untrained(runs)
+    (sentence,) = probe_words.untrained(runs)
     assert sentence.startswith("made: depth weights are untrained.")
     page = render(runs, "words")
     assert page.count("depth weights are untrained") == 1
@@ -142,7 +142,7 @@ def test_an_ablation_is_told_from_what_it_ablates(make, tmp_path):
 
 def test_what_mixing_says_is_a_sentence(make, tmp_path):
     make.run(tmp_path, "run")
-    (sentence,) = words.mixing(load_runs(tmp_path))
+    (sentence,) = probe_words.mixing(load_runs(tmp_path))
     assert sentence == (
         "run: off-diagonal rank 1; rows sum to 1 to 13; the read before the final norm reaches 6 "
         "outputs back on average; of what is not newest, the embedding weighs most, 0.25 of a row."
@@ -150,9 +150,9 @@ def test_what_mixing_says_is_a_sentence(make, tmp_path):
     make.edit(
         tmp_path / "run", lambda rows: [row | {"mixing_sink": 3, "mixing": [[1.0]]} for row in rows]
     )
-    assert "the output of depth 2 weighs most" in words.mixing(load_runs(tmp_path))[0]
+    assert "the output of depth 2 weighs most" in probe_words.mixing(load_runs(tmp_path))[0]
     make.edit(tmp_path / "run", lambda rows: [row | {"mixing": None} for row in rows])
-    assert words.mixing(load_runs(tmp_path)) == []
+    assert probe_words.mixing(load_runs(tmp_path)) == []
 
 
 def test_one_seed_is_said_to_show_no_noise(folder):
@@ -213,6 +213,6 @@ def test_what_is_unfinished_or_not_finite_is_said(folder, make):
 
 
 def test_rank_correlation_of_equal_values_is_nothing():
-    assert words.rank_correlation(np.ones(5)) == 0
-    assert words.rank_correlation(np.array([1.0, 2.0, 4.0])) == pytest.approx(1)
-    assert words.rank_correlation(np.array([1.0, 3.0, 2.0])) == pytest.approx(0.5)
+    assert probe_words.rank_correlation(np.ones(5)) == 0
+    assert probe_words.rank_correlation(np.array([1.0, 2.0, 4.0])) == pytest.approx(1)
+    assert probe_words.rank_correlation(np.array([1.0, 3.0, 2.0])) == pytest.approx(0.5)

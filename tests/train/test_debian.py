@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from call_command import call_command
 
-from attnres.train import debian
+from attnres.train import debian_packages
 from attnres.train.corpus import read_documents
-from attnres.train.debian import MissingTextsError, Package, fetch_texts
+from attnres.train.debian import MissingTextsError, fetch_texts
+from attnres.train.debian_packages import Package
 from attnres.train.plain_text import clean, dictionary_parts, html_text, without_common_blocks
 
 APT_GET = """#!/bin/sh
@@ -112,7 +113,7 @@ def test_a_package_without_text_is_refused(tools, tmp_path):
 
 
 def test_the_command(tools, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(debian, "PACKAGES", PACKAGES)
+    monkeypatch.setattr(debian_packages, "PACKAGES", PACKAGES)
     texts = tmp_path / "texts"
     status, out, err = call_command("corpus", [texts, "--only", "pages"], capsys)
     assert (status, err) == (0, "")
@@ -125,8 +126,9 @@ def test_the_command(tools, tmp_path, monkeypatch, capsys):
 
 
 def test_every_package_has_a_sum_and_a_licence():
-    assert len({each.name for each in debian.PACKAGES}) == len(debian.PACKAGES)
-    for each in debian.PACKAGES:
+    packages = debian_packages.PACKAGES
+    assert len({each.name for each in packages}) == len(packages)
+    for each in packages:
         assert len(each.sha256) == 64, each.name
         assert each.version, each.name
         assert each.licence, each.name

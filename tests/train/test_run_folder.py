@@ -13,6 +13,7 @@ from tiny_runs import RESIDUALS, assert_same_run, recipe, rows, train_until
 
 from attnres.analysis.runs import load_run
 from attnres.residual import residual_to_json
+from attnres.train import run_folder
 from attnres.train.data import load_data, pack
 from attnres.train.loop import train
 from attnres.train.run_folder import describe_environment, write_atomically
@@ -93,6 +94,22 @@ def test_recipe_and_environment_are_written_down(run, text, residual):
     if done.returncode == 0:
         assert environment["commit"].rstrip("+") == done.stdout.strip()
     assert re.fullmatch(r"([0-9a-f]{40}\+?)?", environment["commit"])
+
+
+def test_a_commit_is_marked_where_the_package_was_changed(tmp_path, monkeypatch):
+    package = tmp_path / "attnres" / "train"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(run_folder, "__file__", str(package / "run_folder.py"))
+    assert describe_environment()["commit"] == ""
+    names = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    (package / "run_folder.py").write_text("1")
+    for arguments in (["init"], ["add", "."], [*names, "commit", "-m", "one"]):
+        subprocess.run(["git", "-C", tmp_path, *arguments], check=True, capture_output=True)
+    (tmp_path / "results.csv").write_text("beside the package")
+    commit = describe_environment()["commit"]
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    (package / "run_folder.py").write_text("2")
+    assert describe_environment()["commit"] == commit + "+"
 
 
 def test_an_environment_without_git_has_no_commit(monkeypatch):

@@ -1,6 +1,5 @@
 """What can be explored: finished runs, and models saved by anything else."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from attnres.analysis.runs import Run, load_run, load_runs
 from attnres.analysis.table import residual_words
+from attnres.json_file import read_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,7 @@ class Subject:
         file = self.run.path.parent / "ablation.json"
         if not file.is_file():
             return None
-        try:
-            return json.loads(file.read_text(encoding="utf-8")).get(self.run.name)
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"{file} is damaged: {error}") from error
+        return read_object(file).get(self.run.name)
 
 
 def find_subjects(folders: Sequence[Path]) -> list[Subject]:

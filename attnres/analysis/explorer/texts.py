@@ -11,7 +11,7 @@ from torch import Tensor
 from attnres.analysis.explorer.pieces import text_pieces
 from attnres.analysis.explorer.subjects import Subject
 from attnres.train.corpus import read_documents
-from attnres.train.data import DataConfig, load_data
+from attnres.train.data import load_data
 
 LONGEST_SEQUENCE = 1024  # tokens, of a model that says nothing or more
 
@@ -53,7 +53,7 @@ def _tokens(
     if subject.run is None:
         raise ValueError(f"{subject.model} is no run, which would have a text: give --text FILE")
     try:
-        data = load_data(DataConfig(**subject.run.recipe["data"]))
+        data = load_data(subject.run.data)
     except FileNotFoundError as error:
         raise ValueError(f"{error}; to show another text, give --text FILE") from error
     return data.validation_tokens[:n_tokens].long(), "held-out text of the run"
@@ -70,6 +70,6 @@ def _encoded(tokenizer: Any, documents: Sequence[str], n_tokens: int) -> Tensor:
 
 def _length(subject: Subject, model: Any) -> int:
     if subject.run is not None:
-        return int(subject.run.recipe["seq_len"])
+        return subject.run.seq_len
     most = getattr(model.config.text_config, "max_position_embeddings", None)
     return min(most or LONGEST_SEQUENCE, LONGEST_SEQUENCE)
