@@ -212,23 +212,31 @@ def _measure_machine(settings: dict[str, Any], made: Any) -> Machine:
         _one_way_s(tensor)  # the first meets its partner
     latency_s = median(_one_way_s(small) for _ in range(N_PINGS))
     bytes_per_s = LINK_BYTES / median(_one_way_s(large) for _ in range(3))
+    forward_s, backward_s = _whole_model_s(settings, made)
+    return Machine(
+        sublayer_s=forward_s / made.n_sublayers,
+        backward_ratio=backward_s / forward_s,
+        bytes_per_s=bytes_per_s,
+        latency_s=latency_s,
+    )
+
+
+def _whole_model_s(settings: dict[str, Any], made: Any) -> tuple[float, float]:
+    """Forward and backward of a micro-batch through all sublayers; the mean of all ranks."""
     torch.manual_seed(0)
     model: Any = AttnResForCausalLM(made)
     tokens_BT = _tokens(settings["batch"], settings["seq_len"])
-    forward_s, backward_s = [], []
-    for _ in range(settings["rounds"]):
+    samples = []
+    for _ in range(2 * settings["rounds"] + 1):
         start = time.perf_counter()
         loss = model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
         middle = time.perf_counter()
         loss.backward()
-        forward_s.append(middle - start)
-        backward_s.append(time.perf_counter() - middle)
-    return Machine(
-        sublayer_s=median(forward_s) / made.n_sublayers,
-        backward_ratio=median(backward_s) / median(forward_s),
-        bytes_per_s=bytes_per_s,
-        latency_s=latency_s,
-    )
+        samples.append((middle - start, time.perf_counter() - middle))
+    found = torch.tensor([median(times) for times in zip(*samples[1:], strict=True)])
+    dist.all_reduce(found)
+    forward_s, backward_s = (found / dist.get_world_size()).tolist()
+    return forward_s, backward_s
 
 
 def _one_way_s(tensor: Tensor) -> float:
