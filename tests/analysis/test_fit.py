@@ -1,6 +1,7 @@
 """Laws against figures done by hand, the paper's table, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from call_command import call_command
 
 from attnres.analysis import paper
 from attnres.analysis.bootstrap import Plan, estimate
-from attnres.analysis.fit import Law, fit, has_no_floor, multiplier
+from attnres.analysis.fit import HUBER, Law, fit, has_no_floor, multiplier
 from attnres.analysis.points import Drawing, Points, read_points
 
 BUDGET_P = np.array([1e13, 3e13, 1e14, 4e14, 2e15])
@@ -50,6 +51,32 @@ def test_one_bad_run_moves_hubers_law_less():
     spoilt[-1] *= 1.1
     squares, huber = (fit(BUDGET_P, spoilt, "power", method) for method in ("squares", "huber"))
     assert abs(huber.exponent - 0.09) < 0.1 * abs(squares.exponent - 0.09)
+
+
+@pytest.mark.parametrize(("method", "size"), [("squares", 1), ("huber", 0.1)])
+def test_no_law_beside_the_one_found_misses_noisy_points_by_less(method, size):
+    law = Law(scale=900, exponent=0.2, floor=1.7)
+    noisy_P = losses(law) * np.exp(size * np.array([0.02, -0.03, 0.01, 0.02, -0.01]))
+    found = fit(BUDGET_P, noisy_P, "floor", method)
+    least = missed(found, noisy_P, method)
+    for name in ("scale", "exponent", "floor"):
+        value = getattr(found, name)
+        below, above = (
+            missed(replace(found, **{name: share * value}), noisy_P, method)
+            for share in (0.9999, 1.0001)
+        )
+        bend = above + below - 2 * least
+        assert abs(above - below) < 0.01 * bend, name
+
+
+def missed(law, losses_P, method):
+    """The sum that a fit makes least, by its definition."""
+    sizes = [
+        abs(math.log(loss) - math.log(own)) for loss, own in zip(losses_P, losses(law), strict=True)
+    ]
+    if method == "squares":
+        return sum(size**2 for size in sizes)
+    return sum(size**2 / 2 if size < HUBER else HUBER * (size - HUBER / 2) for size in sizes)
 
 
 def test_points_without_a_floor_give_none():
