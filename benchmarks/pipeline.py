@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from machine import describe_machine, print_machine
 from report import print_table, write_json
-from rounds import ratio, summary
+from rounds import Ratio, ratio, summary
 from slow_link import NoLinkError, enter_namespace, interface, slow_links
 from torch import Tensor, nn
 from transformers import LlamaConfig
@@ -42,10 +42,13 @@ def main() -> None:
     if settings["rank"] is not None:
         _on_rank(settings)
         return
-    if settings["link_mbit"]:
-        enter_namespace()
-    with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
-        found = _run_ranks(settings, Path(folder))
+    try:
+        if settings["link_mbit"]:
+            enter_namespace()
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
+            found = _run_ranks(settings, Path(folder))
+    except NoLinkError as error:
+        sys.exit(f"{error}; --no-link measures over loopback")
     result = {"machine": describe_machine(), "settings": settings, **found}
     print_machine(result["machine"])
     _print(result)
@@ -71,13 +74,10 @@ def _parse() -> dict[str, Any]:
 def _run_ranks(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What rank 0 found; the benchmark ends here where a rank fails."""
     n_ranks, mbit = settings["stages"], settings["link_mbit"]
-    try:
-        if not mbit:
-            return _start(folder, [[] for _ in range(n_ranks)], ["lo"] * n_ranks)
-        with slow_links(n_ranks, mbit * 1e6) as prefixes:
-            return _start(folder, prefixes, [interface(rank) for rank in range(n_ranks)])
-    except NoLinkError as error:
-        sys.exit(f"{error}; --no-link measures over loopback")
+    if not mbit:
+        return _start(folder, [[] for _ in range(n_ranks)], ["lo"] * n_ranks)
+    with slow_links(n_ranks, mbit * 1e6) as prefixes:
+        return _start(folder, prefixes, [interface(rank) for rank in range(n_ranks)])
 
 
 def _start(folder: Path, prefixes: list[list[str]], interfaces: list[str]) -> dict[str, Any]:
@@ -212,23 +212,31 @@ def _measure_machine(settings: dict[str, Any], made: Any) -> Machine:
         _one_way_s(tensor)  # the first meets its partner
     latency_s = median(_one_way_s(small) for _ in range(N_PINGS))
     bytes_per_s = LINK_BYTES / median(_one_way_s(large) for _ in range(3))
+    forward_s, backward_s = _whole_model_s(settings, made)
+    return Machine(
+        sublayer_s=forward_s / made.n_sublayers,
+        backward_ratio=backward_s / forward_s,
+        bytes_per_s=bytes_per_s,
+        latency_s=latency_s,
+    )
+
+
+def _whole_model_s(settings: dict[str, Any], made: Any) -> tuple[float, float]:
+    """Forward and backward of a micro-batch through all sublayers; the mean of all ranks."""
     torch.manual_seed(0)
     model: Any = AttnResForCausalLM(made)
     tokens_BT = _tokens(settings["batch"], settings["seq_len"])
-    forward_s, backward_s = [], []
-    for _ in range(settings["rounds"]):
+    samples = []
+    for _ in range(2 * settings["rounds"] + 1):
         start = time.perf_counter()
         loss = model(input_ids=tokens_BT, labels=tokens_BT, use_cache=False).loss
         middle = time.perf_counter()
         loss.backward()
-        forward_s.append(middle - start)
-        backward_s.append(time.perf_counter() - middle)
-    return Machine(
-        sublayer_s=median(forward_s) / made.n_sublayers,
-        backward_ratio=median(backward_s) / median(forward_s),
-        bytes_per_s=bytes_per_s,
-        latency_s=latency_s,
-    )
+        samples.append((middle - start, time.perf_counter() - middle))
+    found = torch.tensor([median(times) for times in zip(*samples[1:], strict=True)])
+    dist.all_reduce(found)
+    forward_s, backward_s = (found / dist.get_world_size()).tolist()
+    return forward_s, backward_s
 
 
 def _one_way_s(tensor: Tensor) -> float:
@@ -273,7 +281,7 @@ def _print(result: dict[str, Any]) -> None:
                 f"{row['planned_bytes'] / 1e6:.1f}",
                 f"{row['step_s']['median_s']:.3f}",
                 f"{row['predicted_s']:.3f}",
-                f"{row['over_nothing'][0]:.3f}",
+                str(Ratio(*row["over_nothing"])),
                 f"{row['predicted_s'] / first['predicted_s']:.3f}",
             )
         )

@@ -9,7 +9,7 @@ from attnres.distributed.simulation import Machine, simulate
 from attnres.distributed.timeline import Timeline
 
 if TYPE_CHECKING:
-    from attnres.distributed.agreement import PipelineError
+    from attnres.distributed.failures import PipelineError
     from attnres.distributed.pipeline import Pipeline
     from attnres.distributed.planned import plan_for
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 LATE = {  # what runs takes transformers and torch.distributed, what is planned does not
     "Pipeline": "pipeline",
-    "PipelineError": "agreement",
+    "PipelineError": "failures",
     "plan_for": "planned",
 }
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from attnres.distributed.partial_model import cut_readers
 from attnres.distributed.plan import PipelinePlan
+from attnres.distributed.rank_part import cut_readers
 from attnres.models import AttnResCausalLMConfig
 from attnres.residual import Residual, Window
 from attnres.residual.depth_reader import AttendsOverDepth

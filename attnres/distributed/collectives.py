@@ -5,6 +5,8 @@ the axis before the last. A tensor is *whole* where every rank has the same one,
 gradient then: that of one loss, not of one loss a rank.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Group = dist.ProcessGroup
+Collective = Callable[..., Tensor]  # of a tensor, and its group
 
 
 class Share(NamedTuple):
@@ -32,27 +35,29 @@ def share(n_tokens: int, group: Group) -> Share:
 
 def split(whole_BTD: Tensor, group: Group) -> Tensor:
     """The positions of this rank, in memory of their own; the gradient is gathered."""
-    return _Split.apply(whole_BTD, group)
+    gathered = partial(_all_gather, n_tokens=whole_BTD.shape[-2])
+    return _Pair.apply(whole_BTD, group, _narrow, gathered)
 
 
 def gather(own_BTD: Tensor, n_tokens: int, group: Group) -> Tensor:
     """All positions, whole; this rank's part of the gradient comes back."""
-    return _Gather.apply(own_BTD, n_tokens, group)
+    return _Pair.apply(own_BTD, group, partial(_all_gather, n_tokens=n_tokens), _narrow)
 
 
 def reduce_scatter(summand_BTD: Tensor, group: Group) -> Tensor:
     """This rank's positions of the sum over ranks; the gradient is gathered."""
-    return _ReduceScatter.apply(summand_BTD, group)
+    gathered = partial(_all_gather, n_tokens=summand_BTD.shape[-2])
+    return _Pair.apply(summand_BTD, group, _reduce_scatter, gathered)
 
 
 def reduce(summand: Tensor, group: Group) -> Tensor:
     """The sum over ranks, whole; the gradient comes back as it is."""
-    return _Reduce.apply(summand, group)
+    return _Pair.apply(summand, group, total, _as_it_is)
 
 
 def spread(whole: Tensor, group: Group) -> Tensor:
     """The same tensor, where each rank uses it for a part of the work: gradients are summed."""
-    return _Spread.apply(whole, group)
+    return _Pair.apply(whole, group, _as_it_is, total)
 
 
 def total(x: Tensor, group: Group) -> Tensor:
@@ -68,7 +73,7 @@ def _narrow(whole_BTD: Tensor, group: Group) -> Tensor:
     return own_BTD.clone(memory_format=torch.contiguous_format)  # a view would hold the whole
 
 
-def _all_gather(own_BTD: Tensor, n_tokens: int, group: Group) -> Tensor:
+def _all_gather(own_BTD: Tensor, group: Group, n_tokens: int) -> Tensor:
     n_each = share(n_tokens, group).padded
     own_TBD = _padded(own_BTD.movedim(-2, 0), n_each)
     all_TBD = own_TBD.new_empty(group.size() * n_each, *own_TBD.shape[1:])
@@ -90,55 +95,18 @@ def _padded(x_TBD: Tensor, n_tokens: int) -> Tensor:
     return (F.pad(x_TBD, padding) if n_missing else x_TBD).contiguous()
 
 
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole_BTD: Tensor, group: Group) -> Tensor:
-        ctx.group, ctx.n_tokens = group, whole_BTD.shape[-2]
-        return _narrow(whole_BTD, group)
+def _as_it_is(x: Tensor, group: Group) -> Tensor:
+    return x.view_as(x)  # autograd takes no input for an output
+
+
+class _Pair(torch.autograd.Function):
+    """One collective forward, another for the gradient."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        return _all_gather(gradients[0], ctx.n_tokens, ctx.group), None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own_BTD: Tensor, n_tokens: int, group: Group) -> Tensor:
-        ctx.group = group
-        return _all_gather(own_BTD, n_tokens, group)
+    def forward(ctx: Any, x: Tensor, group: Group, there: Collective, back: Collective) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(x, group=group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
-        return _narrow(gradients[0], ctx.group), None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, summand_BTD: Tensor, group: Group) -> Tensor:
-        ctx.group, ctx.n_tokens = group, summand_BTD.shape[-2]
-        return _reduce_scatter(summand_BTD, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        return _all_gather(gradients[0], ctx.n_tokens, ctx.group), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, summand: Tensor, group: Group) -> Tensor:
-        return total(summand, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        return total(gradients[0], ctx.group), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradients[0], group=ctx.group), None, None, None

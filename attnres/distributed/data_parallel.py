@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from attnres.distributed.partial_model import check_whole
+from attnres.distributed.rank_part import check_whole
 from attnres.models import AttnResForCausalLM
 from attnres.models.families import family_of
 

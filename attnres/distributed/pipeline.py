@@ -13,44 +13,30 @@ Each rank has the parameters of its chunks alone. Loss and gradients are those o
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from attnres.distributed import world
-from attnres.distributed.agreement import Notice
 from attnres.distributed.carried import carried
-from attnres.distributed.partial_model import Partial
+from attnres.distributed.data_parallel import whole
+from attnres.distributed.failures import Notice
+from attnres.distributed.passes import Bytes, Passes
 from attnres.distributed.plan import PipelinePlan
 from attnres.distributed.planned import check
+from attnres.distributed.rank_part import RankPart
 from attnres.distributed.saved_weights import load_weights
-from attnres.distributed.schedules import ONE_CHUNK
 from attnres.distributed.shared_gradients import SharedGradients
-from attnres.distributed.stage import OnRank, Stage, TorchStage
-from attnres.distributed.units import ShardedUnits
+from attnres.distributed.stage import OnRank
+from attnres.distributed.units import ShardedUnits, WholeUnits
 from attnres.layout import check_count
 from attnres.models import AttnResCausalLMConfig
 
-RUNNERS: dict[str, Any] = {
-    "gpipe": pipelining.ScheduleGPipe,
-    "1f1b": pipelining.Schedule1F1B,
-    "interleaved": pipelining.ScheduleInterleaved1F1B,
-    "looped": pipelining.ScheduleLoopedBFS,
-}
 NO_TOKEN = -100  # a label that losses leave out
-
-
-class Bytes(NamedTuple):
-    """Sent by one rank."""
-
-    forward: int
-    backward: int
 
 
 class Pipeline:
@@ -92,56 +78,46 @@ class Pipeline:
         shard_over: DeviceMesh | None = None,
         weights: str | Path | None = None,
     ):
-        check(config, plan, schedule, n_microbatches, (batch_size, seq_len), group)
-        if shard_over is not None and shard_over.ndim != 1:
-            raise ValueError(
-                f"shard_over must be a mesh of one dimension, got {shard_over.ndim}: slice it"
-            )
-        self.plan, self.n_microbatches = plan, n_microbatches
-        self.shape_BT = batch_size, seq_len
+        shape_BT = batch_size, seq_len
+        check(config, plan, schedule, n_microbatches, shape_BT, group, shard_over)
+        self.plan, self.n_microbatches, self.shape_BT = plan, n_microbatches, shape_BT
         self.group: Any = group or dist.group.WORLD
         self.rank, self.device = dist.get_rank(self.group), torch.device(device)
-        given = {
-            "config": config.to_dict(),
-            "plan": [plan.layout.sizes, [c.start for c in plan.chunks], plan.n_virtual, plan.keep],
-            "schedule": schedule,
-            "n_microbatches": n_microbatches,
-            "batch_size and seq_len": self.shape_BT,
-            "dtype and autocast": [dtype, autocast],
-            "weights": weights,
-            "size of shard_over": None if shard_over is None else shard_over.size(),
-            "state of torch's generator": torch.get_rng_state().tolist(),
-        }
-        world.check_alike(given, self.group)
         self._columns = [] if shard_over is None else [shard_over.get_group()]
-        for group in self._columns:
-            world.check_alike({**given, "stage": self.rank}, group)
-        self._partial = Partial(config, plan.chunks, self.rank)
-        self.module = self._partial.model
+        self._check_alike(
+            {
+                "config": config.to_dict(),
+                "plan": [
+                    *(plan.layout.sizes, [chunk.start for chunk in plan.chunks]),
+                    *(plan.n_virtual, plan.keep),
+                ],
+                "schedule": schedule,
+                "n_microbatches": n_microbatches,
+                "batch_size and seq_len": shape_BT,
+                "dtype and autocast": [dtype, autocast],
+                "weights": weights,
+                "size of shard_over": None if shard_over is None else shard_over.size(),
+                "state of torch's generator": torch.get_rng_state().tolist(),
+            }
+        )
+        self._part = RankPart(config, plan.chunks, self.rank)
+        self.module = self._part.model
         if weights is not None:
-            load = partial(load_weights, self._partial, Path(weights))
+            load = partial(load_weights, self._part, Path(weights))
             world.together(load, self.group, *self._columns)
         _move(self.module, self.device, dtype)
-        self._shared = SharedGradients(self.module, self._partial.shared(self.rank), self.group)
+        self._shared = SharedGradients(self.module, self._part.shared(self.rank), self.group)
         self._notice = Notice(self.group, self._columns, self._shared.groups, self.device)
         self._on_rank = OnRank(
             self.module,
             plan,
-            carried(config, plan, self.shape_BT, dtype or torch.get_default_dtype()),
+            carried(config, plan, shape_BT, dtype or torch.get_default_dtype()),
+            units=self._units(shard_over),
         )
         if autocast is not None:
             self._on_rank.precision = partial(torch.autocast, self.device.type, autocast)
-        own = [chunk for chunk in plan.chunks if chunk.rank == self.rank]
-        if shard_over is not None:
-            self._on_rank.units = ShardedUnits(self.module, shard_over, own)
-        self._stages = [
-            TorchStage(Stage(self._on_rank, chunk.index), self.device, self.group) for chunk in own
-        ]
-        self._schedule = RUNNERS[schedule](
-            self._stages[0] if schedule in ONE_CHUNK else self._stages,
-            n_microbatches,
-            loss_fn=_as_it_is,
-            scale_grads=False,
+        self._passes = Passes(
+            self._on_rank, self.rank, schedule, n_microbatches, self.group, self.device
         )
 
     def backward(self, tokens_BT: Tensor, n_accumulations: int = 1) -> float:
@@ -188,13 +164,13 @@ class Pipeline:
 
         To `max_norm`, as `torch.nn.utils.clip_grad_norm_` does.
         """
-        ranks_of = self._partial.ranks_of
+        ranks_of = self._part.ranks_of
         counted = [
             parameter.grad
             for name, parameter in self.module.named_parameters()
             if parameter.grad is not None and ranks_of[name][0] == self.rank
         ]
-        own = _whole(get_total_norm(counted)).to(self.device)
+        own = whole(get_total_norm(counted)).to(self.device)
         square = own.double().square()
         dist.all_reduce(square, group=self.group)
         norm = square.sqrt().to(own.dtype)
@@ -204,88 +180,59 @@ class Pipeline:
     @property
     def sent_bytes(self) -> Bytes:
         """What this rank has sent since it was built: of states and of their gradients."""
-        return Bytes(
-            sum(stage.sent_forward_bytes for stage in self._stages),
-            sum(stage.sent_backward_bytes for stage in self._stages),
-        )
+        return self._passes.sent_bytes
 
     @property
     def planned_bytes(self) -> Bytes:
         """What this rank sends in one `backward`, by the plan; `loss` sends no gradients."""
-        by_hop = [each.n_bytes * self.n_microbatches for each in self._on_rank.carried]
-        chunks = self.plan.chunks
-        ahead = sum(
-            n
-            for n, hop in zip(by_hop, self.plan.hops, strict=True)
-            if chunks[hop.sender].rank == self.rank
-        )
-        back = sum(
-            n
-            for n, hop in zip(by_hop, self.plan.hops, strict=True)
-            if chunks[hop.receiver].rank == self.rank
-        )
-        return Bytes(ahead, back)
+        return self._passes.planned_bytes
 
     @property
     def n_kept(self) -> int:
         """Sources of all micro-batches that are kept now; none between calls."""
         return len(self._on_rank.kept)
 
+    def _check_alike(self, given: dict[str, Any]) -> None:
+        """ValueError where ranks of the pipeline, or those that share its stages, differ."""
+        world.check_alike(given, self.group)
+        for group in self._columns:
+            world.check_alike({**given, "stage": self.rank}, group)
+
+    def _units(self, shard_over: DeviceMesh | None) -> WholeUnits:
+        if shard_over is None:
+            return WholeUnits()
+        own = [chunk for chunk in self.plan.chunks if chunk.rank == self.rank]
+        return ShardedUnits(self.module, shard_over, own)
+
+    def _guarded(self, run: Callable[[], float]) -> float:
+        try:
+            return run()
+        except Exception as error:
+            self._passes.forget()
+            self._notice.end(error, self._on_rank.doing)
+
     def _backward(self, tokens_BT: Tensor, n_accumulations: int) -> float:
         self._shared.set_aside()
-        self._on_rank.loss_divisor = self.n_microbatches * n_accumulations
-        losses = self._pass(tokens_BT, tokens_BT)
+        losses = self._passes.run(tokens_BT, tokens_BT, self.n_microbatches * n_accumulations)
         self._shared.add_up()
         return self._from_last(sum(losses) * n_accumulations)
 
     def _loss(self, tokens_BT: Tensor) -> float:
-        self._on_rank.loss_divisor = 1
-        n_sequences, total = self.n_microbatches * self.shape_BT[0], 0.0
-        for start in range(0, self._most(len(tokens_BT)), n_sequences):
-            part_BT = tokens_BT[start : start + n_sequences]
-            n_lacking = n_sequences - len(part_BT)
+        n_in_pass, total = self.n_microbatches * self.shape_BT[0], 0.0
+        for start in range(0, self._most(len(tokens_BT)), n_in_pass):
+            part_BT = tokens_BT[start : start + n_in_pass]
+            n_lacking = n_in_pass - len(part_BT)
             filled_BT = torch.cat([part_BT, tokens_BT[:1].expand(n_lacking, -1)])
             labels_BT = filled_BT.clone()
             labels_BT[len(part_BT) :] = NO_TOKEN
-            counts = [
-                min(max(len(part_BT) - i, 0), self.shape_BT[0])
-                for i in range(0, n_sequences, self.shape_BT[0])
-            ]
-            losses = self._pass(filled_BT, labels_BT)
+            losses = self._passes.run(filled_BT, labels_BT)
+            counts = map(len, part_BT.split(self.shape_BT[0]))  # of micro-batches that count
             total += sum(n * loss for n, loss in zip(counts, losses, strict=False) if n)
         return self._from_last(total / len(tokens_BT))
 
     def _most(self, n: int) -> int:
         """Among the ranks that share parameters, which are gathered in each pass."""
         return max([n, *(other for group in self._columns for other in world.gathered(n, group))])
-
-    def _pass(self, tokens_BT: Tensor, labels_BT: Tensor) -> list[float]:
-        """One pass of the schedule; the loss of each micro-batch on the last rank."""
-        on_rank = self._on_rank
-        on_rank.microbatches = tokens_BT.to(self.device).long().split(self.shape_BT[0])
-        on_rank.labels = labels_BT.to(self.device).long().split(self.shape_BT[0])
-        losses: list[Tensor] = []
-        last = (
-            {"target": tokens_BT, "losses": losses} if self.rank + 1 == self.plan.n_stages else {}
-        )
-        run = self._schedule.step if torch.is_grad_enabled() else self._schedule.eval
-        run(return_outputs=False, **last)
-        on_rank.units.after_pass()
-        assert not on_rank.kept, f"kept beyond the plan: {list(on_rank.kept)}"
-        self._forget()
-        return [loss.item() for loss in losses]
-
-    def _guarded(self, run: Callable[[], float]) -> float:
-        try:
-            return run()
-        except Exception as error:
-            self._forget()
-            self._notice.end(error, self._on_rank.doing)
-
-    def _forget(self) -> None:
-        self._on_rank.forget()
-        for stage in self._stages:
-            stage.clear_runtime_states()
 
     def _from_last(self, value: float) -> float:
         found = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -294,18 +241,9 @@ class Pipeline:
         return found.item()
 
 
-def _as_it_is(loss: Tensor, target: Tensor) -> Tensor:
-    """The last stage gives its loss itself."""
-    return loss
-
-
 def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
     """Parameters and buffers to the device; only parameters change their dtype."""
     nn.Module.to(module, device)
     if dtype is not None:
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)
-
-
-def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from attnres.distributed.carried import has_blocks
 from attnres.distributed.plan import Keep, PipelinePlan, plan_pipeline
@@ -35,8 +36,9 @@ def check(
     n_microbatches: int,
     shape_BT: tuple[int, int],
     group: Any,
+    shard_over: DeviceMesh | None,
 ) -> None:
-    """ValueError for what can be seen on one rank."""
+    """ValueError for what can be seen on one rank; arguments as of `Pipeline`."""
     for name, value in zip(("batch_size", "seq_len"), shape_BT, strict=True):
         check_count(name, value)
     order_of(schedule, plan.n_stages, plan.n_virtual, n_microbatches)
@@ -58,6 +60,10 @@ def check(
         raise ValueError(
             f"a pipeline of {plan.n_stages} stages needs a group of as many ranks, got "
             f"{dist.get_world_size(group)}"
+        )
+    if shard_over is not None and shard_over.ndim != 1:
+        raise ValueError(
+            f"shard_over must be a mesh of one dimension, got {shard_over.ndim}: slice it"
         )
 
 

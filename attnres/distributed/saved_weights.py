@@ -20,13 +20,13 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from attnres.distributed.partial_model import Partial
+from attnres.distributed.rank_part import RankPart
 from attnres.models.causal_lm import MAY_LACK
 from attnres.models.checkpoint import INDEX, check_config, is_plain, read_config, read_weight_map
 from attnres.models.families import family_of
 
 
-def load_weights(held: Partial, folder: Path) -> None:
+def load_weights(held: RankPart, folder: Path) -> None:
     """Read a rank's parameters, and what its layers keep besides, of what `save_pretrained` wrote.
 
     Readers of depth that a plain checkpoint lacks stay as they are.

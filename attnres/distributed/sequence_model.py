@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from attnres.distributed.collectives import Group, reduce, split, spread
-from attnres.distributed.partial_model import check_whole
+from attnres.distributed.rank_part import check_whole
 from attnres.distributed.sequence import Outputs, SequenceSharded
 from attnres.models.families import family_of
 from attnres.models.front import Front, in_front

@@ -5,8 +5,8 @@ their gradients add up in it. In the backward of the source's home chunk, which 
 theirs, `_Deposits` adds that sum to the gradient of the source.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,25 +47,25 @@ class Stage(nn.Module):
     A micro-batch's own part of the loss: its mean over tokens, divided by `loss_divisor`.
     """
 
-    def __init__(self, rank: OnRank, index: int):
+    def __init__(self, on_rank: OnRank, index: int):
         super().__init__()
-        self.rank = rank
-        self.chunk = rank.plan.chunks[index]
-        self.entry = rank.carried[index - 1] if index > 0 else None
-        self.exit = rank.carried[index] if index + 1 < rank.plan.n_chunks else None
+        self.on_rank = on_rank
+        self.chunk = on_rank.plan.chunks[index]
+        self.entry = on_rank.carried[index - 1] if index > 0 else None
+        self.exit = on_rank.carried[index] if index + 1 < on_rank.plan.n_chunks else None
         self.microbatch = 0
-        by_plan = any(hop.blocks is not None for hop in rank.carried)
-        copies = rank.plan.copies if by_plan else ()
+        by_plan = any(hop.blocks is not None for hop in on_rank.carried)
+        copies = on_rank.plan.copies if by_plan else ()
         used = [c for c in copies if index in (c.home, *c.readers) and c.rank == self.chunk.rank]
         named = [(c, c.block) for c in used if c.block is not None]
-        self.keeps = [n for c, n in named if c.home == index < c.forward_end]
-        self.takes = [n for c, n in named if c.home < index]
-        self.drops = [n for c, n in named if c.home < index == c.forward_end]
+        self.keeps = [n for c, n in named if c.home == index < c.forward_end]  # for later chunks
+        self.takes = [n for c, n in named if c.home < index]  # of what earlier chunks kept
+        self.drops = [n for c, n in named if c.home < index == c.forward_end]  # no chunk takes it
 
     def forward(self, *received: Tensor) -> Any:
         run = self._loss if self.exit is None else self._state_out
-        with self.rank.precision():
-            found = self.rank.units.forward(run, received)
+        with self.on_rank.precision():
+            found = self.on_rank.units.forward(run, received)
         if self.exit is None:
             return found
         (first, *sent), sources = found
@@ -76,13 +76,13 @@ class Stage(nn.Module):
     def _loss(self, *received: Tensor) -> Tensor:
         part = Part(self.chunk.start, self.chunk.stop, self._state_in(received))
         self._drop()
-        outputs = self.rank.model(
+        outputs = self.on_rank.model(
             inputs_embeds=_like(received[0], self.entry),
-            labels=self.rank.labels[self.microbatch],
+            labels=self.on_rank.labels[self.microbatch],
             use_cache=False,
             part=part,
         )
-        return outputs.loss / self.rank.loss_divisor
+        return outputs.loss / self.on_rank.loss_divisor
 
     def _state_out(self, *received: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What is sent, and what is kept."""
@@ -90,12 +90,12 @@ class Stage(nn.Module):
         assert carried is not None
         left: list[Any] = []
         if self.entry is None:
-            state, inputs = None, {"input_ids": self.rank.microbatches[self.microbatch]}
+            state, inputs = None, {"input_ids": self.on_rank.microbatches[self.microbatch]}
         else:
             state = self._state_in(received)
             inputs = {"inputs_embeds": _like(received[0], self.entry)}
         part = Part(self.chunk.start, self.chunk.stop, state, left)
-        self.rank.model.base_model(**inputs, use_cache=False, part=part)
+        self.on_rank.model.base_model(**inputs, use_cache=False, part=part)
         (state,) = left
         blocks, others = carried.take_apart(state)
         sent = (*(blocks[n] for n in carried.blocks or ()), *others)
@@ -106,19 +106,19 @@ class Stage(nn.Module):
         assert entry is not None
         numbers = entry.blocks or ()
         sources = dict(zip(numbers, received, strict=False))
-        sources |= {n: self.rank.kept[self.microbatch, n] for n in self.takes}
-        own = getattr(self.rank.model.residual, "as_source", lambda source: source)
+        sources |= {n: self.on_rank.kept[self.microbatch, n] for n in self.takes}
+        own = getattr(self.on_rank.model.residual, "as_source", lambda source: source)
         blocks = {n: own(source) for n, source in sources.items()}
         return entry.put_together(blocks, received[len(numbers) :])
 
     def _keep(self, block: int, source: Tensor) -> Tensor:
         leaf = source.detach().requires_grad_(source.requires_grad and torch.is_grad_enabled())
-        self.rank.kept[self.microbatch, block] = leaf
+        self.on_rank.kept[self.microbatch, block] = leaf
         return leaf
 
     def _drop(self) -> None:
         for block in self.drops:
-            del self.rank.kept[self.microbatch, block]
+            del self.on_rank.kept[self.microbatch, block]
 
 
 class _Deposits(torch.autograd.Function):
@@ -148,7 +148,7 @@ class TorchStage(PipelineStage):
         super().__init__(
             stage,
             stage.chunk.index,
-            stage.rank.plan.n_chunks,
+            stage.on_rank.plan.n_chunks,
             device,
             input_args=_with_gradients(stage.entry.tensors if stage.entry else ()),
             output_args=_with_gradients(outputs),
@@ -158,14 +158,14 @@ class TorchStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.submod.microbatch = fwd_chunk_id
-        with _Doing(self, f"the forward of micro-batch {fwd_chunk_id}"):
+        with _doing(self.submod, f"the forward of micro-batch {fwd_chunk_id}"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self.submod.rank.units.before_backward(
+        self.submod.on_rank.units.before_backward(
             self.submod.chunk.index, kwargs.get("last_backward", False)
         )
-        with _Doing(self, f"the backward of micro-batch {bwd_chunk_id}"):
+        with _doing(self.submod, f"the backward of micro-batch {bwd_chunk_id}"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
@@ -179,20 +179,13 @@ class TorchStage(PipelineStage):
         return ops
 
 
-class _Doing:
-    """Says on the rank what is computed; what fails in it, and not in waiting, is ours."""
-
-    def __init__(self, stage: TorchStage, what: str):
-        chunk = stage.submod.chunk
-        self.rank = stage.submod.rank
-        self.what = f"{what} through sublayers {chunk.start} to {chunk.stop - 1}"
-
-    def __enter__(self) -> None:
-        self.rank.doing = self.what
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        if kind is None:
-            self.rank.doing = ""
+@contextmanager
+def _doing(stage: Stage, what: str) -> Iterator[None]:
+    """Say on the rank what is computed; it stays said where that fails, not where a wait does."""
+    chunk = stage.chunk
+    stage.on_rank.doing = f"{what} through sublayers {chunk.start} to {chunk.stop - 1}"
+    yield
+    stage.on_rank.doing = ""
 
 
 def _like(received: Tensor, carried: Carried | None) -> Tensor:

@@ -56,9 +56,9 @@ class Engine(ABC):
     def describe(self) -> dict[str, Any]:
         """Counts of the whole model's parameters, and the sizes of its blocks."""
 
-    @abstractmethod
     def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
         """The newest whole checkpoint and its state; None if there is none at all."""
+        return world.from_first(lambda: _newest(folder))
 
     @abstractmethod
     def restore(self, path: Path, optimizers: Sequence[Optimizer]) -> None:
@@ -116,10 +116,6 @@ class OneProcess(Engine):
     def describe(self) -> dict[str, Any]:
         return counts(self.model)
 
-    def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
-        path = checkpoint.newest(folder)
-        return None if path is None else (path, checkpoint.read_state(path))
-
     def restore(self, path: Path, optimizers: Sequence[Optimizer]) -> None:
         if checkpoint.is_sharded(path):
             from attnres.train import sharded  # torch.distributed.checkpoint takes a second
@@ -155,6 +151,11 @@ def counts(model: "AttnResForCausalLM") -> dict[str, Any]:
         "n_residual_params": sum(p.numel() for p in model.residual.parameters()),
         "layout_sizes": layout.get("sizes", []),
     }
+
+
+def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    path = checkpoint.newest(folder)
+    return None if path is None else (path, checkpoint.read_state(path))
 
 
 def build_engine(recipe: Recipe, vocab_size: int) -> Engine:

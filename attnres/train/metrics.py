@@ -14,6 +14,7 @@ from attnres.json_file import parse_object
 Row = dict[str, Any]
 SCALARS = ("train", "validation", "end")  # kinds of rows that hold numbers alone
 KINDS = (*SCALARS, "start", "probe")
+IN_WORDS = ("without_probe",)  # of the start: why no process could measure one
 
 
 class NoMetrics:
@@ -101,9 +102,16 @@ def _row(line: bytes) -> Row:
     if not is_count(step):
         raise ValueError(f"step {shown(step)}")
     for name, value in row.items():
-        if kind in KINDS and name != "kind" and not _is_figure(value, kind not in SCALARS):
+        if kind in KINDS and name != "kind" and not _is_of(kind, name, value):
             raise ValueError(f"{name} {shown(value)}")
     return row
+
+
+def _is_of(kind: str, name: str, value: Any) -> bool:
+    """Whether a value can be what a row of this kind says by this name."""
+    if kind == "start" and name in IN_WORDS:
+        return isinstance(value, str)
+    return _is_figure(value, may_be_list=kind not in SCALARS)
 
 
 def _is_figure(value: Any, may_be_list: bool) -> bool:

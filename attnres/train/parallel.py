@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 
 from attnres.distributed import Pipeline, plan_for, world
 from attnres.distributed.data_parallel import average_, own_rows, replicate, shard, whole
-from attnres.train import checkpoint, sharded
+from attnres.train import sharded
 from attnres.train.engine import Engine, OneProcess, counts
 from attnres.train.recipe import Recipe
+from attnres.train.saver import Saver
 
 
 class ManyProcesses(Engine, ABC):
@@ -35,10 +36,7 @@ class ManyProcesses(Engine, ABC):
             )
         self.is_first = world.rank() == 0
         self._mesh, self.data_group = mesh, mesh.get_group()
-        self._saver = sharded.Saver(recipe.timeout_s)
-
-    def newest(self, folder: Path) -> tuple[Path, dict[str, Any]] | None:
-        return world.from_first(lambda: _newest(folder))
+        self._saver = Saver(recipe.timeout_s)
 
     def restore(self, path: Path, optimizers: Sequence[Optimizer]) -> None:
         sharded.load(path, self.module, optimizers)
@@ -112,8 +110,6 @@ class Pipelined(ManyProcesses):
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int, device: torch.device, mesh: DeviceMesh):
-        if recipe.compile:
-            raise ValueError("compile=True goes with pipeline=1")
         self._join(recipe, mesh["data"])
         self.device, self.config = device, recipe.model.config(vocab_size, recipe.seq_len)
         self._is_copied = self._mesh.size() > 1 and recipe.data_parallel == "ddp"
@@ -121,7 +117,7 @@ class Pipelined(ManyProcesses):
         self._pipeline = Pipeline(
             self.config,
             plan_for(self.config, recipe.pipeline, recipe.virtual_stages),
-            schedule=_schedule(recipe),
+            schedule=recipe.runner,
             n_microbatches=recipe.n_accumulations,
             batch_size=recipe.batch_size // self._mesh.size(),
             seq_len=recipe.seq_len,
@@ -161,14 +157,3 @@ class Pipelined(ManyProcesses):
         with torch.device("meta"):
             found = counts(AttnResForCausalLM(self.config))
         return {**found, "without_probe": "the model is cut into stages"}
-
-
-def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    path = checkpoint.newest(folder)
-    return None if path is None else (path, checkpoint.read_state(path))
-
-
-def _schedule(recipe: Recipe) -> str:
-    if recipe.schedule != "auto":
-        return recipe.schedule
-    return "1f1b" if recipe.virtual_stages == 1 else "interleaved"

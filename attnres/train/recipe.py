@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from attnres.distributed import even_cuts
+from attnres.distributed import schedule as order_of
 from attnres.layout import SUBLAYERS_PER_LAYER, check_n_sublayers
 from attnres.residual import ResidualConfig, StandardConfig, residual_to_json
 from attnres.train.data import DataConfig
@@ -173,6 +175,23 @@ class Recipe:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not in {get_args(allowed)}")
         if not self.name.strip() or set("/\0") & set(self.name) or self.name.startswith("."):
             raise ValueError(f"name must do as the name of a folder, got {self.name!r}")
+        if self.pipeline > 1:
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        """ValueError for a pipeline that the model or the schedule cannot be."""
+        if self.compile:
+            raise ValueError(f"compile=True goes with pipeline=1, got {self.pipeline}")
+        n_sublayers = self.model.n_layers * SUBLAYERS_PER_LAYER
+        even_cuts(n_sublayers, self.pipeline * self.virtual_stages)
+        order_of(self.runner, self.pipeline, self.virtual_stages, self.n_accumulations)
+
+    @property
+    def runner(self) -> str:
+        """The schedule of its pipeline, chosen where it is "auto"."""
+        if self.schedule != "auto":
+            return self.schedule
+        return "1f1b" if self.virtual_stages == 1 else "interleaved"
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,4 +1,4 @@
-"""Checkpoints that many processes write, each its own part, and any number of them reads.
+"""Checkpoints that many processes write (`saver`), each its own part, and any number of them reads.
 
     <run>/checkpoint/step-00000100/
         shard-00001-model-00001-of-00001.safetensors    what the first rank holds
@@ -11,27 +11,18 @@ are safetensors, whose headers say where a part belongs, so nothing is unpickled
 checkpoint of one process is read the same way. The folder is one that all processes see.
 """
 
-import datetime
-import json
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
-from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from attnres.distributed import world
@@ -42,76 +33,6 @@ if TYPE_CHECKING:
     from attnres.models import AttnResCausalLMConfig
 
 Shapes = dict[str, TensorStorageMetadata]
-
-
-class Saver:
-    """Saves in the background; one checkpoint at a time."""
-
-    def __init__(self, timeout_s: float):
-        timeout = datetime.timedelta(seconds=timeout_s)
-        # training goes on over other groups
-        self._group: Any = dist.new_group(backend="gloo", timeout=timeout)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future | None = None
-
-    def wait(self) -> None:
-        """Until what was begun is whole on the disk; its failure is raised here, on every rank."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> None:
-        """After a failure: what was begun ends first, well or not."""
-        with suppress(OSError, RuntimeError):
-            self.wait()
-        self._thread.shutdown()
-
-    def save(
-        self,
-        folder: Path,
-        step: int,
-        module: nn.Module,
-        optimizers: Sequence[Optimizer],
-        state: dict,
-        keep: int,
-    ) -> None:
-        """Copy what is to be saved, and return; arguments as in `checkpoint.save`."""
-        self.wait()
-        tensors = _own_tensors(module, optimizers)
-        members = _members(module, optimizers)
-        state = {**state, "step": step, "n_ranks": world.n_ranks(), "optimizers": members}
-        final = folder / f"step-{step:08d}"
-        draft = folder / f".tmp-{final.name}"
-        world.from_first(lambda: _begin(folder, draft))
-        world.together(lambda: _check_seen(draft))
-        checkpoint.write_tensors(draft / _rng_file(world.rank()), _own_rng(), {})
-        writer = HuggingFaceStorageWriter(str(draft), save_distributed=True)
-        begun = async_save(tensors, storage_writer=writer, process_group=self._group)
-        self._pending = self._thread.submit(self._finish, begun, draft, final, state, keep)
-
-    def _finish(self, begun: Any, draft: Path, final: Path, state: dict, keep: int) -> None:
-        entries, cause = _written(begun, draft)
-        found: list[Any] = [None] * world.n_ranks()
-        dist.all_gather_object(found, (entries, cause), group=self._group)
-        if causes := [f"rank {i}: {why}" for i, (_, why) in enumerate(found) if why]:
-            raise OSError(f"cannot save the checkpoint {final}: {causes[0]}")
-        entries = {name: entry for each, _ in found for name, entry in each.items()}
-        said: list[Any] = [""]
-        if world.rank() == 0:
-            said = [_publish(draft, final, state, entries, keep)]
-        dist.broadcast_object_list(said, src=0, group=self._group)
-        if said[0]:
-            raise OSError(f"cannot save the checkpoint {final}: {said[0]}")
-
-
-def _written(begun: Any, draft: Path) -> tuple[dict[str, Any], str]:
-    """What the manifest says of this rank's files, and why not."""
-    try:
-        begun.result()
-        own = [draft / _shard_file(world.rank()), draft / _rng_file(world.rank())]
-        return {path.name: checkpoint.entry_of(path) for path in own if path.exists()}, ""
-    except (Exception, CheckpointException) as error:
-        return {}, " ".join(str(error).split())
 
 
 def load(path: Path, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -125,9 +46,9 @@ def load(path: Path, module: nn.Module, optimizers: Sequence[Optimizer]) -> None
             changed then.
     """
     reader, shapes = world.together(lambda: _opened(path))
-    own = checkpoint.detached(checkpoint.named_tensors(module))
+    own = {name: each.detach() for name, each in checkpoint.named_tensors(module).items()}
     world.together(lambda: _check_weights(path, shapes, own))
-    members = world.together(lambda: _members(module, optimizers))
+    members = world.together(lambda: members_of_all(module, optimizers))
     saved = world.together(lambda: _saved_members(path))
     matching.check_members(path, saved, members)
     states = {
@@ -196,13 +117,7 @@ def export(config: "AttnResCausalLMConfig", checkpoints: Path, path: Path) -> No
     model.save_pretrained(path)
 
 
-def _own_tensors(module: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    weights = checkpoint.named_tensors(module)
-    state = checkpoint.optimizer_tensors(module, optimizers)
-    return {name: tensor.detach() for name, tensor in (weights | state).items()}
-
-
-def _members(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict]:
+def members_of_all(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict]:
     """Of every optimizer its type, and the names of its parameters over all ranks."""
     found = world.gathered(checkpoint.members_of(module, optimizers))
     if len({tuple(member["type"] for member in members) for members in found}) > 1:
@@ -262,40 +177,12 @@ def _place(saved: TensorStorageMetadata, param: Tensor, is_on_host: bool) -> Ten
     return torch.zeros(saved.size, dtype=dtype, device=device)
 
 
-def _begin(folder: Path, draft: Path) -> None:
-    checkpoint.settle(folder)
-    draft.mkdir(parents=True)
-
-
-def _check_seen(draft: Path) -> None:
-    if not draft.is_dir():
-        raise OSError(f"this process does not see {draft}: a run's folder is one that all share")
-
-
-def _publish(draft: Path, final: Path, state: dict, entries: dict[str, Any], keep: int) -> str:
-    """Give a checkpoint its name; why it could not be done, or nothing."""
-    try:
-        (draft / "state.json").write_text(json.dumps(state, indent=1))
-        entries["state.json"] = checkpoint.entry_of(draft / "state.json")
-        checkpoint.write_manifest(draft, checkpoint.SHARDED, entries)
-        checkpoint.publish(draft, final)
-        checkpoint.prune(final.parent, state["step"], keep)
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-def _own_rng() -> dict[str, Tensor]:
-    place = f"rng/{world.rank()}"
-    return {f"{place}/{name}": tensor for name, tensor in checkpoint.rng_tensors().items()}
-
-
 def _read_rng(path: Path) -> dict[str, Tensor]:
     """This rank's generators; none where other ranks saved them."""
     state = checkpoint.read_state(path)
     if state.get("n_ranks", 1) != world.n_ranks():
         return {}
-    file = path / _rng_file(world.rank())
+    file = path / rng_file(world.rank())
     saved, _ = checkpoint.read_tensors(file if file.exists() else path / "rng.safetensors")
     rng = {name.rpartition("/")[2]: each for name, each in saved.items()}
     matching.check_rng(path, rng)
@@ -310,10 +197,6 @@ def _restore_rng(path: Path, rng: dict[str, Tensor]) -> None:
     torch.manual_seed(step * world.n_ranks() + world.rank())
 
 
-def _rng_file(rank: int) -> str:
+def rng_file(rank: int) -> str:
+    """Where a rank's generators are in a checkpoint."""
     return f"rng-{rank:05d}.safetensors"
-
-
-def _shard_file(rank: int) -> str:
-    """As `HuggingFaceStorageWriter` calls it, which counts ranks from 1."""
-    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnres.distributed import plan_for
 from attnres.distributed.carried import carried, has_blocks
-from attnres.distributed.partial_model import Partial
+from attnres.distributed.rank_part import RankPart
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 from attnres.models.part import Part
 from attnres.residual import residual_to_json
@@ -77,7 +77,7 @@ def test_a_cut_may_divide_readers_that_are_asked_at_once(has_gradients):
     parts = []
     for rank in range(4):
         torch.manual_seed(0)
-        parts.append(Partial(made, plan.chunks, rank).model)
+        parts.append(RankPart(made, plan.chunks, rank).model)
     for model in (whole, *parts):
         randomise(model.residual)
         for parameter in model.parameters():

@@ -107,8 +107,35 @@ def test_stages_run_as_one_process_and_their_checkpoints_fit_others(text, tmp_pa
 
 def test_one_process_says_how_to_start_more(text, tmp_path):
     with pytest.raises(ValueError, match=r"pipeline=4 takes 4 .* torchrun --nproc-per-node 4 -m"):
-        train(recipe(text, pipeline=4), tmp_path / "run")
+        train(recipe(text, pipeline=4, n_accumulations=4), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def refusal(own: Recipe, path: Path) -> str:
+    """Why a run cannot be, before its folder is made."""
+    with pytest.raises(ValueError, match="process") as error:
+        train(own, path)
+    assert not path.exists()
+    return str(error.value)
+
+
+def _refusals(rank: int, own: Recipe, folder: Path) -> list[str]:
+    refused = (
+        replace(own, seed=rank),
+        replace(own, batch_size=3),
+        replace(own, pipeline=3, n_accumulations=3),
+    )
+    return [refusal(each, folder / "run") for each in refused]
+
+
+def test_what_cannot_run_is_refused_by_all_alike(text, tmp_path):
+    expected = [
+        "the processes differ: seed is 0 on rank 0 and 1 on rank 1",
+        "batch_size=3 does not divide over 2 processes",
+        "pipeline=3 takes 3 processes or a multiple of that, and there are 2: "
+        "torchrun --nproc-per-node 3 -m attnres train RECIPE --pipeline 3",
+    ]
+    assert run_processes(_refusals, 2, recipe(text), tmp_path) == [expected] * 2
 
 
 def test_two_processes_run_as_one(text, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import run_processes
-from test_data_parallel import LAST, assert_close_runs, train_ranks_until
+from test_data_parallel import LAST, assert_close_runs, refusal, train_ranks_until
 from tiny_runs import assert_same_run, recipe, train_until
 
 from attnres.train.loop import train
@@ -21,7 +21,8 @@ def _recipe(text: Path) -> Recipe:
     return recipe(text, "block", "muon", n_validation_sequences=17, **changes)  # 9 rows and 8
 
 
-def _on_four_ranks(rank: int, own: Recipe, folder: Path) -> int:
+def _on_four_ranks(rank: int, own: Recipe, folder: Path) -> tuple[int, str]:
+    odd = refusal(replace(own, batch_size=3), folder / "odd")
     train(own, folder / "mesh")
     seed = torch.initial_seed()
     train(replace(own, data_parallel="ddp", n_steps=3), folder / "copies")
@@ -33,7 +34,7 @@ def _on_four_ranks(rank: int, own: Recipe, folder: Path) -> int:
     train(own, folder / "from others")
     train_ranks_until(own, folder / "to one")
     train(own, folder / "from one")
-    return seed
+    return seed, odd
 
 
 def test_a_mesh_runs_as_one_process_and_its_checkpoints_fit_others(text, tmp_path):
@@ -42,8 +43,9 @@ def test_a_mesh_runs_as_one_process_and_its_checkpoints_fit_others(text, tmp_pat
     train(alone, tmp_path / "one")
     train(replace(alone, n_steps=3), tmp_path / "three steps")
     train_until(alone, tmp_path / "from one", LAST)
-    seeds = run_processes(_on_four_ranks, 4, own, tmp_path, timeout_s=600)
-    assert len(set(seeds)) == 4  # of what drops anything
+    found = run_processes(_on_four_ranks, 4, own, tmp_path, timeout_s=600)
+    assert len({seed for seed, _ in found}) == 4  # of what drops anything
+    assert {odd for _, odd in found} == {"batch_size=3 does not divide over 2 processes"}
     train(alone, tmp_path / "to one")
     assert_same_run(tmp_path / "stopped", tmp_path / "mesh")
     for name in ("mesh", "to others", "from others", "to one", "from one"):

@@ -23,7 +23,7 @@ EIGHT = (1, 2, 4, 5, 6, 8, 9)  # chunks of one and two sublayers
 TWO_RANKS = (
     *(Case(keep=keep) for keep in KEEPS),
     Case("looped", checkpointed=True),
-    Case("looped", keep="received", residual="attn_res"),
+    Case("looped", cuts=EIGHT, n_virtual=4, keep="received", residual="attn_res"),
     Case("interleaved", cuts=(1, 2, 9), checkpointed=True, tied=False),
     *(Case("1f1b", cuts=(5,), n_virtual=1, keep=keep) for keep in KEEPS),
     Case(residual="two_phase:sublayers_per_block=4"),

@@ -23,10 +23,12 @@ stage._Deposits.backward = staticmethod(backward)
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 
-def run(file: Path, *places: Path) -> subprocess.CompletedProcess[str]:
+def run(file: Path, *places: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """In an environment with `changes`; over loopback, unless they change the path of programs."""
     paths = ":".join(str(place) for place in (ROOT, ROOT / "benchmarks", *places))
-    command = [sys.executable, "benchmarks/pipeline.py", *TINY, "--json", str(file)]
-    environment = {**os.environ, "PYTHONPATH": paths}
+    sizes = TINY[1:] if "PATH" in changes else TINY
+    command = [sys.executable, "benchmarks/pipeline.py", *sizes, "--json", str(file)]
+    environment = {**os.environ, "PYTHONPATH": paths, **changes}
     return subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -51,3 +53,11 @@ def test_it_prints_no_time_of_a_wrong_pipeline(tmp_path):
     assert "gradient errs by" in done.stderr
     assert not (tmp_path / "found.json").exists()
     assert "predicted" not in done.stdout
+
+
+def test_a_machine_that_cannot_slow_a_link_is_told_in_a_line(tmp_path):
+    done = run(tmp_path / "found.json", PATH=str(tmp_path))
+    assert done.returncode
+    assert done.stderr.startswith("a slow link needs root and ")
+    assert done.stderr.endswith("; --no-link measures over loopback\n")
+    assert done.stderr.count("\n") == 1

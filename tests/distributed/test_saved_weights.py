@@ -5,22 +5,22 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_partial_model import chunks_of
+from test_rank_part import chunks_of
 from tiny_families import FAMILIES, build, config, plain
 
-from attnres.distributed.partial_model import Partial
+from attnres.distributed.rank_part import RankPart
 from attnres.distributed.saved_weights import load_weights
 from attnres.models import AttnResForCausalLM
 
 EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3", "kimi_linear")  # saved one by one, then stacked
 
 
-def parts(made: Any) -> list[Partial]:
+def parts(made: Any) -> list[RankPart]:
     cuts = (1, 2) if made.n_sublayers == 3 else (3, 4)  # in the middle of a layer
-    return [Partial(made, chunks_of(made, cuts), rank) for rank in range(3)]
+    return [RankPart(made, chunks_of(made, cuts), rank) for rank in range(3)]
 
 
-def assert_reads_its_own(part: Partial, folder: Any, whole: Any) -> None:
+def assert_reads_its_own(part: RankPart, folder: Any, whole: Any) -> None:
     with torch.no_grad():
         for tensor in (*part.model.parameters(), *part.model.buffers()):
             tensor.zero_()

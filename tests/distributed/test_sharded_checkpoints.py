@@ -119,3 +119,13 @@ def test_a_pickle_in_the_folder_is_never_opened(tmp_path):
     (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises((ValueError, OSError, KeyError, CheckpointException)):
         sharded.load(folder, torch.nn.Linear(2, 2), [])
+
+
+def test_what_is_read_reaches_a_parameter_that_is_a_transposed_matrix(tmp_path):
+    saved, built = (torch.nn.Linear(3, 2) for _ in range(2))
+    for model in (saved, built):
+        model.weight = torch.nn.Parameter(torch.randn(3, 2).T)
+    checkpoint.save(tmp_path, 1, saved, [], {})
+    sharded.load(tmp_path / "step-00000001", built, [])
+    assert torch.equal(built.weight, saved.weight)
+    assert torch.equal(built.bias, saved.bias)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from pipelines import SEQ_LEN, Case, config, tokens
 from processes import run_processes
 from test_pipeline_errors import _die, _raise, found_by
@@ -65,6 +66,7 @@ def _refused(**changes: Any) -> str:
 
 def _on_a_mesh(rank: int) -> tuple[int, Counter[str], list[str]]:
     mesh = _mesh()
+    _assert_neighbours_share_a_stage(mesh, rank)
     said = [
         _refused(mesh=mesh, shard_over=mesh),
         _refused(mesh=mesh, shard_over=mesh["data"] if rank < 2 else None),
@@ -76,6 +78,17 @@ def _on_a_mesh(rank: int) -> tuple[int, Counter[str], list[str]]:
     assert counts == _counted(pipeline, own_rows(tokens(8), mesh["data"]))
     _assert_numbers_of_sequences_may_differ(pipeline, rank % 2)
     return n_layers, counts, said
+
+
+def _assert_neighbours_share_a_stage(mesh: DeviceMesh, rank: int) -> None:
+    """Who sends most to whom is on one machine; hops, which are smaller, go between machines."""
+    ranks = {
+        name: dist.get_process_group_ranks(mesh[name].get_group()) for name in ("data", "pipeline")
+    }
+    assert ranks == {
+        "data": [rank // 2 * 2, rank // 2 * 2 + 1],
+        "pipeline": [rank % 2, rank % 2 + 2],
+    }
 
 
 def _assert_numbers_of_sequences_may_differ(pipeline: Pipeline, column: int) -> None:

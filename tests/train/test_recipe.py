@@ -76,6 +76,12 @@ def test_a_model_that_cannot_be_is_refused_by_its_value(changes, words):
         ({"seed": 2**64}, str(2**64)),
         ({"seed": 1.5}, "seed .* 1.5"),
         ({"seed": -1}, "seed .* -1"),
+        ({"pipeline": 17, "n_accumulations": 17}, "17 chunks are more than the model's 16"),
+        ({"pipeline": 4, "virtual_stages": 5}, "20 chunks are more than the model's 16 sublayers"),
+        ({"pipeline": 4}, "as many micro-batches as stages, 4, or more, got 1"),
+        ({"pipeline": 2, "virtual_stages": 2, "n_accumulations": 5}, "must be divisible by 2"),
+        ({"pipeline": 2, "virtual_stages": 2, "schedule": "gpipe"}, "got n_virtual=2"),
+        ({"pipeline": 2, "n_accumulations": 2, "compile": True}, "compile=True .* got 2"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_by_its_value(changes, words):
@@ -131,7 +137,7 @@ def other(name, value):
 
 @pytest.mark.parametrize("part", ["", "model", "data", "optim"])
 def test_json_tells_each_changed_field(part):
-    base = Recipe(name="run")
+    base = Recipe(name="run", n_accumulations=2)  # as many as two stages need
     owner = getattr(base, part) if part else base
     found = [json.dumps(base.to_json())]
     for field in fields(owner):

@@ -16,6 +16,7 @@ from attnres.residual import residual_to_json
 from attnres.train import run_folder
 from attnres.train.data import load_data, pack
 from attnres.train.loop import train
+from attnres.train.metrics import Metrics, whole_until
 from attnres.train.run_folder import describe_environment, write_atomically
 
 FIELDS = {
@@ -168,6 +169,19 @@ def test_the_model_reloads_and_has_the_last_validation_loss(run, text):
     with torch.no_grad():
         loss = model(input_ids=batch_BT, labels=batch_BT).loss.item()
     assert loss == pytest.approx(rows(run, "validation")[-1]["loss"], rel=1e-6)
+
+
+def test_a_run_that_says_why_it_has_no_probes_goes_on(tmp_path):
+    metrics = Metrics(tmp_path, purge_from=0)
+    metrics.write("start", 0, n_params=3, layout_sizes=[2], without_probe="it is cut into stages")
+    metrics.write("train", 1, loss=2.5)
+    metrics.close()
+    file = tmp_path / "metrics.jsonl"
+    assert whole_until(file, 1) == file.read_bytes()
+    for row in ({"kind": "train", "without_probe": ""}, {"kind": "start", "without_probe": 3}):
+        file.write_text(json.dumps(row | {"step": 0}) + "\n")
+        with pytest.raises(ValueError, match=r"line 1 of .* is not a metric: .*without_probe"):
+            whole_until(file, 1)
 
 
 def test_a_write_that_fails_leaves_the_old_text_and_nothing_else(tmp_path, monkeypatch):

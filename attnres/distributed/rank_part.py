@@ -24,7 +24,7 @@ from attnres.residual.reading import ReadsQuickly
 Keep = Callable[[int, nn.Parameter], bool]  # of a parameter, and how many were made before it
 
 
-class Partial:
+class RankPart:
     """What a rank holds, and what the others do.
 
     Its `model` is an `AttnResForCausalLM` in which every parameter of others is None.

@@ -6,7 +6,7 @@ from tiny_families import FAMILIES, config
 
 from attnres.distributed import cut
 from attnres.distributed.data_parallel import shard
-from attnres.distributed.partial_model import Partial
+from attnres.distributed.rank_part import RankPart
 from attnres.distributed.sequence_model import shard_sequence
 from attnres.layout import BlockLayout
 from attnres.models import AttnResForCausalLM
@@ -28,7 +28,7 @@ def test_fresh_weights_are_those_of_one_process(family, tied):
     buffers, held = dict(whole.named_buffers()), []
     for rank in range(3):
         torch.manual_seed(3)
-        part = Partial(made, chunks_of(made, cuts), rank)
+        part = RankPart(made, chunks_of(made, cuts), rank)
         assert torch.equal(torch.get_rng_state(), state)
         for name, parameter in part.model.named_parameters():
             assert torch.equal(parameter, parameters[name]), name
@@ -43,7 +43,7 @@ def test_fresh_weights_are_those_of_one_process(family, tied):
 
 def test_of_a_layer_cut_in_two_each_side_holds_its_sublayer():
     made = config("llama")
-    before, after = (Partial(made, chunks_of(made, (3,)), rank).model for rank in range(2))
+    before, after = (RankPart(made, chunks_of(made, (3,)), rank).model for rank in range(2))
     cut_layer = {
         rank: {name.split(".")[3] for name, _ in part.named_parameters() if "layers.1." in name}
         for rank, part in enumerate((before, after))
@@ -59,7 +59,7 @@ def test_of_a_layer_cut_in_two_each_side_holds_its_sublayer():
 
 def test_chunks_of_one_rank_are_held_together():
     made = config("llama")
-    part = Partial(made, chunks_of(made, (1, 2, 5), n_virtual=2), 1).model
+    part = RankPart(made, chunks_of(made, (1, 2, 5), n_virtual=2), 1).model
     layers = {name.split(".")[2:4][-1] for name, _ in part.named_parameters() if "layers." in name}
     assert layers == {"post_attention_layernorm", "mlp"}
     assert {name.split(".")[2] for name, _ in part.named_parameters() if "layers." in name} == {
@@ -73,7 +73,7 @@ def test_chunks_of_one_rank_are_held_together():
 def test_what_a_layer_keeps_besides_is_held_with_its_sublayer():
     made = config("deepseek_v3")  # a bias of the router's scores, no parameter
     kept = [
-        [name for name, _ in Partial(made, chunks_of(made), rank).model.named_buffers()]
+        [name for name, _ in RankPart(made, chunks_of(made), rank).model.named_buffers()]
         for rank in range(3)
     ]
     biases = [[name.split(".")[2] for name in names if "bias" in name] for names in kept]
@@ -87,7 +87,7 @@ def test_what_another_method_learns_is_held_by_all(method):
     torch.manual_seed(3)
     whole = AttnResForCausalLM(made)
     torch.manual_seed(3)
-    part = Partial(made, chunks_of(made), 1)
+    part = RankPart(made, chunks_of(made), 1)
     expected = {name: p for name, p in whole.named_parameters() if name.startswith("residual.")}
     found = {n: p for n, p in part.model.named_parameters() if n.startswith("residual.")}
     assert found.keys() == expected.keys() != set()
@@ -96,7 +96,7 @@ def test_what_another_method_learns_is_held_by_all(method):
 
 
 def test_a_part_is_not_sharded_as_a_whole_model_is():
-    part = Partial(config("llama"), chunks_of(config("llama")), 1).model
+    part = RankPart(config("llama"), chunks_of(config("llama")), 1).model
     with pytest.raises(ValueError, match=r"one rank's part .*: give it the mesh as shard_over"):
         shard(part, None)  # type: ignore[arg-type]  before it looks at the mesh
     with pytest.raises(ValueError, match=r"one rank's part .*: its stages hand on whole sequences"):

@@ -1,4 +1,4 @@
-"""What ranks of a pipeline tell each other beside tensors: that they are alike, and failures."""
+"""How a pipeline ends: the rank that fails first says why, and no other goes on waiting for it."""
 
 import datetime
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from attnres.distributed import world
 
-NOTICE = dist.distributed_c10d  # the module that has the job's store
 _numbers = count()  # of the notices of this process, the same on each rank
 
 
@@ -27,7 +26,14 @@ class Notice:
     """
 
     def __init__(self, pipeline: Any, columns: Sequence[Any], others: Sequence[Any], device: Any):
-        """Args: groups, of a pipeline, of the same rank of several, and of some of its ranks."""
+        """What this rank leaves when something has failed.
+
+        Args:
+            pipeline: of all stages.
+            columns: of ranks that share a stage; each has a pipeline of its own.
+            others: of some ranks of the pipeline, as of those that share an embedding.
+            device: of the tensors that go over them.
+        """
         self.groups, self.device = [pipeline, *columns, *others], device
         first = dist.get_process_group_ranks(pipeline)[0]
         for group in columns:
@@ -51,14 +57,14 @@ class Notice:
 
     def _told(self) -> str:
         with suppress(Exception):  # the store may be gone with the rank that had it
-            store = NOTICE._get_default_store()
+            store = _store()
             return store.get(self.key).decode() if store.check([self.key]) else ""
         return ""
 
     def _tell(self, reason: str) -> str:
         with suppress(Exception):
             if reason:
-                return NOTICE._get_default_store().compare_set(self.key, "", reason).decode()
+                return _store().compare_set(self.key, "", reason).decode()
         return reason
 
     def _close(self) -> None:
@@ -72,6 +78,11 @@ class Notice:
                         work = dist.irecv(torch.empty(1), src=peer, group=group, tag=2**20)
                         assert work is not None
                         work.wait(datetime.timedelta(milliseconds=1))
+
+
+def _store() -> Any:
+    """Of the job, which every rank reaches whatever its groups are in."""
+    return dist.distributed_c10d._get_default_store()
 
 
 def _is_of_a_connection(error: BaseException) -> bool:
