@@ -36,7 +36,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in _matching(OF_THE_REPOSITORY):
         SITE[path] = "index.md" if path == "README.md" else path
         files.append(File.generated(config, SITE[path], content=_read(path)))
-    for path in sorted(_linked()):
+    linked = _linked()
+    for path in sorted(each for each in linked if each.endswith(IMAGES)):
+        SITE[path] = path
+        files.append(File(path, str(ROOT), config.site_dir, use_directory_urls=False))
+    for path in sorted(each for each in linked if not each.endswith(IMAGES)):
         SITE[path] = f"source/{path}/index.md" if (ROOT / path).is_dir() else f"source/{path}.md"
         files.append(File.generated(config, SITE[path], content=_shown(path)))
     return files
@@ -76,8 +80,8 @@ def _linked() -> set[str]:
     }
     folders = [path for path in found if (ROOT / path).is_dir()]
     found |= {str(file.relative_to(ROOT)) for path in folders for file in _files(ROOT / path)}
-    is_text = {path for path in found if not path.endswith(IMAGES)}
-    return {path for path in is_text if (ROOT / path).exists() and path not in SITE}
+    is_of_docs = tuple(path for path in found if path.startswith("docs/") and path.endswith(IMAGES))
+    return {p for p in found if (ROOT / p).exists() and p not in SITE and p not in is_of_docs}
 
 
 def _resolved(page: str, target: str) -> str:
