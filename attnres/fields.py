@@ -76,9 +76,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (str, bool, NoneType) or is_dataclass(hint):
-        return isinstance(value, hint)
-    return True
+    is_known = hint in (str, bool, NoneType) or (isinstance(hint, type) and is_dataclass(hint))
+    return isinstance(value, hint) if is_known else True
 
 
 def _words(hint: Any) -> str:

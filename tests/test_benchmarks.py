@@ -181,3 +181,21 @@ tyro.cli(benchmark.Settings, description=benchmark.__doc__, args=["--help"])
     first, *text = done.stdout.splitlines()
     assert first == "dtype is one of float32, bfloat16, got float8"
     assert f"python benchmarks/{name}.py" in "\n".join(text)
+
+
+def test_the_gate_fails_where_the_op_is_slower_in_most_rounds_alone():
+    code = (
+        "from gate import is_slower\n"
+        "rounds = [1.2] * 4, [1.05] * 4, [0.8, 0.9, 1.2, 1.3], [0.7, 0.9, 1.3, 1.4, 1.5]\n"
+        "print(*[is_slower(each, 1.1) for each in rounds])"
+    )
+    assert run(["-c", code]).stdout.split() == ["True", "False", "False", "False"]
+
+
+def test_the_gate_compares_two_trees_and_refuses_a_commit_that_is_none():
+    done = run(["benchmarks/gate.py", "--ref", "HEAD", "--rounds", "2", "--bound", "1000"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("passes") == 6
+    done = run(["benchmarks/gate.py", "--ref", "nowhere"])
+    assert done.returncode == 1
+    assert done.stderr.startswith("no commit 'nowhere'")

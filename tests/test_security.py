@@ -1,6 +1,7 @@
 """Files of strangers: nothing in them is run, and nothing outside of their folder is touched."""
 
 import ast
+import json
 import os
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_weights_in_a_pickle_are_not_read(model):
         load_pretrained(model)
     with pytest.raises((ValueError, OSError), match="safetensors"):
         AttnResForCausalLM.from_pretrained(model, residual="attn_res:n_blocks=2")
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_of_the_hub_is_not_fetched(model, name):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, name: "somebody/kernel@main"}))
+    for load in (load_pretrained, AttnResForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match="wants code of 'somebody/kernel@main'"):
+            load(model)
 
 
 def test_an_adapter_does_not_have_another_model_read(model):

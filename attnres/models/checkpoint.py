@@ -6,11 +6,15 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from attnres.fields import shown
 from attnres.inside import check_plain
 from attnres.json_file import read_object
 from attnres.models.config import HOW_TO_CONFIGURE, AttnResCausalLMConfig
 from attnres.models.families import check_family
 
+IMPLEMENTATIONS = tuple(
+    f"{private}{part}_implementation" for private in ("", "_") for part in ("attn", "experts")
+)
 INDEX = "model.safetensors.index.json"
 # what decides a model's function and no shape shows, by its name in any family
 SHAPELESS_SETTINGS = (
@@ -34,12 +38,21 @@ def read_config(path: Any, **kwargs: Any) -> dict[str, Any]:
     if path is None:
         return {}
     saved, _ = AttnResCausalLMConfig.get_config_dict(path, **kwargs)
+    check_no_code(path, saved)
     if not is_plain(saved) and saved.get("residual_state") is None:
         raise ValueError(
             f"{path} has no residual_state in its config, so nothing says which residual its "
             "weights were made with"
         )
     return saved
+
+
+def check_no_code(path: Any, saved: Mapping[str, Any]) -> None:
+    """ValueError where a config names a kernel of the hub, which is code."""
+    configs = [each for each in (saved, saved.get("text_config")) if isinstance(each, dict)]
+    for value in (config.get(name) for config in configs for name in IMPLEMENTATIONS):
+        if "/" in str(value):
+            raise ValueError(f"{path} wants code of {shown(value)}, which is never run")
 
 
 def check_index(path: Any) -> None:

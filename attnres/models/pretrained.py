@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnres.json_file import read_object
 from attnres.models.causal_lm import AttnResForCausalLM
-from attnres.models.checkpoint import check_index, check_weights
+from attnres.models.checkpoint import check_index, check_no_code, check_weights
 from attnres.models.convert import plain_config, with_weights_of
 from attnres.models.families import check_family
 
@@ -127,6 +127,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{path} has no config.json, so it is no saved model, or half of one")
     saved = read_object(file)
+    check_no_code(path, saved)
     family = saved.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{file} is damaged: it names no model_type")

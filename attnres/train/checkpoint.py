@@ -143,16 +143,19 @@ def _read_manifest(path: Path) -> list[tuple[str, int, str]]:
     file = path / "manifest.json"
     try:
         manifest = parse_object(file.read_text(encoding="utf-8"))
-        version = manifest.get("format")
-        names = FILES if version == FORMAT else sorted(manifest["files"])
-        entries = [(check_plain(name, file), manifest["files"][name]) for name in names]
-        found = [(name, entry["size_bytes"], entry["sha256"]) for name, entry in entries]
+        if manifest["format"] in (FORMAT, SHARDED):
+            return _entries(manifest, file)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"manifest.json is damaged: {error}") from error
-    if version not in (FORMAT, SHARDED):
-        known = f"known are {FORMAT} and {SHARDED}"
-        raise ValueError(f"manifest.json has format {shown(version)}, {known}")
-    return found
+    known = f"known are {FORMAT} and {SHARDED}"
+    raise ValueError(f"manifest.json has format {shown(manifest['format'])}, {known}")
+
+
+def _entries(manifest: dict[str, Any], file: Path) -> list[tuple[str, int, str]]:
+    files = manifest["files"]
+    names = FILES if manifest["format"] == FORMAT else sorted(files)
+    entries = [(check_plain(name, file), files[name]) for name in names]
+    return [(name, entry["size_bytes"], entry["sha256"]) for name, entry in entries]
 
 
 def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict:

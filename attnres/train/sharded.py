@@ -13,6 +13,7 @@ checkpoint of one process is read the same way. The folder is one that all proce
 
 import warnings
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,9 +84,13 @@ def _opened(path: Path) -> tuple[HuggingFaceStorageReader, Shapes]:
 
     reader = HuggingFaceStorageReader(str(path))
     try:
-        return reader, cast(Shapes, reader.read_metadata().state_dict_metadata)
+        shapes = cast(Shapes, reader.read_metadata().state_dict_metadata)
     except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: the parts of its tensors cannot be read: {error}") from error
+    for name, saved in shapes.items():
+        if sum(prod(part.sizes) for part in saved.chunks) != prod(saved.size):
+            raise ValueError(f"{path}: the parts of {readable(name)} are not the whole of it")
+    return reader, shapes
 
 
 def _fill(tensors: dict[str, Tensor], reader: HuggingFaceStorageReader, is_alone: bool) -> None:

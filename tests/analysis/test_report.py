@@ -174,8 +174,12 @@ def test_a_run_that_has_not_begun_has_a_page(make, tmp_path):
 @pytest.mark.usefixtures("coarse")
 def test_losses_that_are_not_numbers_are_reported(folder, make):
     def spoil(rows):
-        late = {"loss": math.nan, "stream_rms": [math.nan] * 12, "weights": [[math.nan]] * 13}
-        return [row | late if row["step"] > 50 and row["kind"] != "end" else row for row in rows]
+        late = {
+            "probe": {"stream_rms": [math.nan] * 12, "weights": [[math.nan]] * 13},
+            "train": {"loss": math.nan},
+            "validation": {"loss": math.nan},
+        }
+        return [row | late.get(row["kind"], {}) if row["step"] > 50 else row for row in rows]
 
     make.edit(folder / "full", spoil)
     page = read(folder)

@@ -188,6 +188,31 @@ def test_a_manifest_names_files_beside_it_alone(whole, spoiled, name):
     assert "manifest.json names" in str(what), what
 
 
+@pytest.mark.parametrize("offsets", [[1, 0], [0, 1], [3, 3]])
+def test_parts_that_leave_a_gap_are_refused(whole, spoiled, offsets):
+    """torch would leave what no part covers as it was."""
+    header, rest = header_of((whole / "model.safetensors").read_bytes())
+    own = header["weight"]["shape"]
+    header["weight"]["shape"] = [1, own[0] * own[1]]
+    parts = {name: {"saved_offsets": [0] * len(each["shape"])} for name, each in header.items()
+             if name != "__metadata__"}  # fmt: skip
+    parts["weight"]["saved_offsets"] = offsets
+    header["__metadata__"] = {"DCP_SHARDING_INFO": json.dumps(parts)}
+    path = spoiled("model.safetensors", with_header(header, rest))
+    assert not check(LOADS["many"], path)
+    with pytest.raises(ValueError, match="the parts of weight are not the whole of it"):
+        sharded.read_weights(path)
+
+
+def test_what_torch_says_of_parts_that_do_not_fit_is_one_line(whole, monkeypatch):
+    def misfit(*arguments):
+        raise AssertionError("req 0 mismatch sizes")
+
+    monkeypatch.setattr(sharded.HuggingFaceStorageReader, "read_data", misfit)
+    with pytest.raises(ValueError, match="parts of its tensors do not fit: req 0 mismatch sizes"):
+        sharded.load(whole, *made())
+
+
 @pytest.mark.parametrize("part", ["model.safetensors", "optimizer.safetensors"])
 def test_a_part_far_beyond_its_tensor_takes_no_memory(whole, spoiled, part):
     header, rest = header_of((whole / part).read_bytes())

@@ -1,9 +1,11 @@
 """Residual configs and recipes from JSON: the same again, or one line that says what is wrong."""
 
 import json
+import re
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import pytest
 from drawn import JSON, LEFT_OUT, SCALARS, assert_one_line, changed, little_memory, paths_in
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -55,6 +57,22 @@ def test_a_residual_is_the_same_again_or_refused(data):
     assert {**saved, **{k: v for k, v in data.items() if v is not None}} == saved
     assert residual_from_json(saved) == config
     assert parse_residual(format_residual(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"method": "hyper", "dynamic": 1}, "dynamic must be"),
+        ({"method": "laurel", "weights": "yes"}, "weights must be"),
+        ({"method": "grn", "version": "3"}, "'3'"),
+        ({"method": "attn_res", "query": 1}, "got 1"),
+        ({"method": ["attn_res"]}, "no residual method ['attn_res']"),
+        ([], "got []"),
+    ],
+)
+def test_a_value_of_another_type_is_named(data, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        residual_from_json(data)
 
 
 @given(data=residuals(), n_sublayers=st.integers(1, 12))
@@ -114,6 +132,22 @@ def test_a_recipe_with_one_other_value_is_as_it_says_or_refused(path, value):
     again = json.loads(json.dumps(recipe.to_json()))
     assert value is LEFT_OUT or again == {**again, **data}
     assert recipe_from_json(again) == recipe
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("compile",), "yes"),
+        (("data", "path"), 1),
+        (("model", "tie_embeddings"), 1),
+        (("model", "family"), None),
+        (("optim", "lr"), "0.1"),
+        (("device",), []),
+    ],
+)
+def test_a_value_of_another_type_in_a_recipe_is_named(path, value):
+    with pytest.raises(ValueError, match=f"{path[-1]}.*{re.escape(repr(value))}"):
+        recipe_from_json(changed(WHOLE, path, value))
 
 
 @given(path=PLACES, name=st.text(max_size=4), value=SCALARS)

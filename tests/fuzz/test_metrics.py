@@ -91,6 +91,24 @@ def test_a_foreign_line_is_read_as_a_row_or_named(folder, lines, foreign, after)
                                                   if line.strip()))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"kind": "train", "step": 1, "loss": "low"},
+        {"kind": "validation", "step": 1, "loss": [1.0]},
+        {"kind": "probe", "step": 1, "weights": [["a"]]},
+        {"kind": "start", "step": 0, "n_params": {}},
+        {"kind": ["train"], "step": 1},
+        {"kind": "train", "step": True},
+        {"step": 1},
+    ],
+)
+def test_a_row_with_what_is_no_figure_is_named(folder, row):
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"line 1 of .* is not a metric"):
+        load_run(folder)
+
+
 @given(data=st.binary(max_size=60))
 def test_a_file_of_anything_is_no_traceback(folder, data):
     file = folder / "metrics.jsonl"
