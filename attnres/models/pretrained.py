@@ -171,6 +171,6 @@ def _one_line(path: Path) -> Iterator[None]:
     except Exception as error:  # of any kind: half a file surprises every library in its own way
         is_said = isinstance(error, OSError | RuntimeError | ValueError)
         reason = str(error) if is_said else f"{type(error).__name__} {error}"
-        reason = " ".join(reason.split())
+        reason = " ".join(reason.split()).partition(" Exception raised from ")[0]  # torch's frames
         named = reason if str(path) in reason else f"{path} cannot be loaded: {reason}"
         raise ValueError(named) from error

@@ -147,11 +147,16 @@ def test_what_mixing_says_is_a_sentence(make, tmp_path):
         "run: off-diagonal rank 1; rows sum to 1 to 13; the read before the final norm reaches 6 "
         "outputs back on average; of what is not newest, the embedding weighs most, 0.25 of a row."
     )
+    sink = {"mixing_sink": 3, "mixing": [[1.0]]}
     make.edit(
-        tmp_path / "run", lambda rows: [row | {"mixing_sink": 3, "mixing": [[1.0]]} for row in rows]
+        tmp_path / "run",
+        lambda rows: [row | sink if row["kind"] == "probe" else row for row in rows],
     )
     assert "the output of depth 2 weighs most" in probe_words.mixing(load_runs(tmp_path))[0]
-    make.edit(tmp_path / "run", lambda rows: [row | {"mixing": None} for row in rows])
+    make.edit(
+        tmp_path / "run",
+        lambda rows: [row | {"mixing": None} if row["kind"] == "probe" else row for row in rows],
+    )
     assert probe_words.mixing(load_runs(tmp_path)) == []
 
 

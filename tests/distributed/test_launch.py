@@ -119,7 +119,7 @@ def test_a_killed_rank_leaves_a_run_that_goes_on(launch, tmp_path, text):
     assert newest.name == "step-00000006"
     done = launch("whole", "run")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("run: ") == done.stdout.count("step 10 of 10") == 1
+    assert done.stdout.count("; page: ") == done.stdout.count("step 10 of 10") == 1
     assert checkpoints(runs / "run") == ["step-00000008", "step-00000010"]
     run_processes(_train, 2, recipe(text, save_every=2), tmp_path / "whole")
     assert len(rows(runs / "run", "train")) == 10
