@@ -92,15 +92,23 @@ def exact_loss(
     return sum_of_all / n_items
 
 
-def exact_model(method: str, **changes: Any) -> Any:
-    from tiny_models import compute_norms_in_their_dtype, randomise_readers, text_config
+def double_model(method: str, **changes: Any) -> Any:
+    from tiny_models import randomise_readers, text_config
 
     from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM
 
     torch.manual_seed(0)
     config = AttnResCausalLMConfig(text_config=text_config(**changes), residual=method)
-    model: Any = randomise_readers(AttnResForCausalLM(config)).double()
-    compute_norms_in_their_dtype(pytest.MonkeyPatch(), model)  # this process ends with the test
+    return randomise_readers(AttnResForCausalLM(config)).double()
+
+
+def exact_model(method: str, **changes: Any) -> Any:
+    """For a rank alone: its class of norms stays changed for as long as the process lives."""
+    from tiny_models import compute_norms_in_their_dtype
+
+    assert dist.is_initialized()
+    model = double_model(method, **changes)
+    compute_norms_in_their_dtype(pytest.MonkeyPatch(), model)
     model.loss_function = exact_loss
     return model
 
@@ -290,7 +298,7 @@ def check_tensor_parallel(rank: int, folder: str) -> None:
 
 
 def test_tensor_parallel_sublayers_are_those_of_one_process(tmp_path):
-    exact_model(BLOCK).save_pretrained(tmp_path)
+    double_model(BLOCK).save_pretrained(tmp_path)
     run_processes(check_tensor_parallel, 2, str(tmp_path), timeout_s=300)
 
 
