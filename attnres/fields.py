@@ -2,7 +2,7 @@
 
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 Built = TypeVar("Built")
 LONGEST = 80  # characters of a value that an error shows
@@ -17,7 +17,7 @@ def build(kind: type[Built], data: Any, what: str) -> Built:
     """
     if not isinstance(data, dict):
         raise ValueError(f"{what} must be an object of settings, got {shown(data)}")
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [each.name for each in fields(cast(Any, kind))]
     for name in data:
         if name not in known:
             listed = ", ".join(known) or "none"
