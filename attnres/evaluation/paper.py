@@ -34,7 +34,7 @@ CMATH = {  # the harness has no such task; the answers stand without reasoning
     "fewshot_split": "validation",
     "test_split": "test",
     "output_type": "generate_until",
-    "doc_to_text": "问题：{{question}}\n答案：",  # noqa: RUF001
+    "doc_to_text": "问题：{{question}}\n答案：",  # noqa: RUF001  Chinese has this colon
     "doc_to_target": "{{golden}}",
     "target_delimiter": "",
     "generation_kwargs": {"until": ["\n"], "max_gen_toks": 64, "do_sample": False},
