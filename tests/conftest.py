@@ -16,6 +16,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's job in 
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """What a test draws does not depend on those before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def text(tmp_path, monkeypatch):
     """A small text file; what is made of it stays in `tmp_path`."""

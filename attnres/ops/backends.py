@@ -121,7 +121,7 @@ def backends() -> list[Backend]:
     """
     found = []
     for name, loader in LOADERS.items():
-        runs = _try(name)
+        runs = runs_here(name)
         why = loader.describe(loaded[name]) if runs else _causes[name]
         devices = tuple(device for device in FASTEST if _default(device) == name)
         found.append(Backend(name, runs, why, devices))
@@ -141,7 +141,7 @@ def implementation(name: str, device: torch.device) -> Implementation:
     devices = LOADERS[name].devices
     if devices is not None and device.type not in devices:
         raise ValueError(f"implementation {name!r} takes tensors on {devices[0]}, not on {device}")
-    if not _try(name):
+    if not runs_here(name):
         raise RuntimeError(f"implementation {name!r} does not run here: {_causes[name]}")
     return loaded[name]
 
@@ -170,11 +170,11 @@ def _default(device_type: str) -> str:
     if chosen := os.environ.get(CHOICE):
         return chosen
     wanted = FASTEST.get(device_type, FALLBACK)
-    return wanted if _try(wanted) else FALLBACK
+    return wanted if runs_here(wanted) else FALLBACK
 
 
 @_constant
-def _try(name: str) -> bool:
+def runs_here(name: str) -> bool:
     """Load an implementation once; whether it runs."""
     if name not in loaded and name not in _causes:
         with _loading:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres.ops.backends import CHOICE, loaded
+from attnres.ops.backends import CHOICE, loaded, runs_here
 from attnres.ops.cpu import CpuKernel
 from attnres.ops.cpu_quick import Asked, Found, QuickReads
 from attnres.ops.kernel import PLAIN, is_watched
@@ -82,10 +82,13 @@ def read(
 def is_quick(x: Tensor, impl: str | None) -> bool:
     """Whether this is a plain tensor, and nobody records what is done to it.
 
-    Also chooses the kernel of `read`, since to ask the environment takes as long as a read.
+    Also chooses the kernel of `read`, since to ask the environment takes as long as a read. A
+    kernel that is not loaded yet is: a model's first forward rounds as all others do.
     """
     if torch.compiler.is_compiling() or is_watched() or type(x) not in PLAIN:
         return False
+    if x.is_cpu and _is_chosen(impl):
+        runs_here("cpu")
     _chosen[impl] = _quick_reads(impl)
     return True
 
@@ -95,5 +98,8 @@ def _quick_reads(impl: str | None) -> QuickReads | None:
     if torch.compiler.is_compiling() or is_watched():
         return None
     kernel = getattr(loaded.get("cpu"), "kernel", None)
-    chosen = impl == "cpu" or (impl is None and CHOICE not in os.environ)
-    return kernel.quick if chosen and isinstance(kernel, CpuKernel) else None
+    return kernel.quick if _is_chosen(impl) and isinstance(kernel, CpuKernel) else None
+
+
+def _is_chosen(impl: str | None) -> bool:
+    return impl == "cpu" or (impl is None and CHOICE not in os.environ)

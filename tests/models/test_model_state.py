@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +29,9 @@ slow = pytest.mark.slow
 SIZES = [(2, 11), (1, 5), (3, 8), (2, 11)]
 
 
+@torch.no_grad()
 def outputs(model: Any) -> list[Tensor]:
-    with torch.no_grad():
-        return [model(tokens(*size)).logits for size in SIZES]
+    return [model(tokens(*size)).logits for size in SIZES]
 
 
 def test_a_model_recovers_from_an_error_inside_a_layer():
@@ -48,9 +49,27 @@ def test_a_model_recovers_from_an_error_inside_a_layer():
     assert all(map(torch.equal, outputs(model), expected))
 
 
+@torch.no_grad()
 def test_batches_of_several_sizes_may_alternate():
     expected = [build()(tokens(*size)).logits for size in SIZES]
     assert all(map(torch.equal, outputs(build()), expected))
+
+
+FIRST_FORWARD = """
+import tiny_models
+import torch
+
+model, tokens = tiny_models.build(), tiny_models.tokens()
+with torch.no_grad():
+    first, second = model(tokens).logits, model(tokens).logits
+assert torch.equal(first, second), (first - second).abs().max()
+"""
+
+
+def test_the_first_forward_of_a_process_rounds_as_all_others_do():
+    """Also where it has to load the kernel."""
+    tests = Path(__file__).parent
+    subprocess.run([sys.executable, "-c", FIRST_FORWARD], check=True, cwd=tests, timeout=300)
 
 
 def test_threads_and_models_do_not_meet():
