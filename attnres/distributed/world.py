@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
 
 Value = TypeVar("Value")
 Failure = tuple[type[Exception], str]
@@ -56,8 +57,8 @@ def _meeting(timeout: datetime.timedelta) -> dict[str, Any]:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if attempt is None or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         return {}
-    store, own_rank, size = next(dist.rendezvous("env://", timeout=timeout))
-    found = dist.PrefixStore(f"attempt-{attempt}", store)
+    store, own_rank, size = next(rendezvous("env://", timeout=timeout))
+    found = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
     return {"store": found, "rank": own_rank, "world_size": size}
 
 
