@@ -15,6 +15,7 @@ from tiny_runs import assert_same_run, checkpoints, rows, snapshot
 
 from attnres.cli import COMMANDS, main
 from attnres.residual import RESIDUALS
+from attnres.train.recipes import RECIPES
 
 TINY = {
     "--name": "tiny",
@@ -87,7 +88,7 @@ HELP = {
     "demo": ["three residuals", "resume", "--folder", "runs/demo", "optimiser steps"],
     "train": ["resume", "module:function", "--model.residual", "METHOD", "standard",
               "--n-steps", "300", "tokens", "sequences a forward pass", "--optim.lr", "0.003",
-              "--data.path", "steps, as all of these"],
+              "--data.path", "steps, as all of these", *RECIPES],
     "report": ["FOLDER", "report.html", "one folder a run"],
     "convert": ["MODEL", ".gguf", "smollm2", "-o OUT", "--n-blocks", "as the paper and FLA count",
                 "bit for bit", "eps / n^2", "--revert", "AutoModelForCausalLM"],

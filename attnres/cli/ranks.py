@@ -48,7 +48,8 @@ def _was_said(message: str) -> bool:
     import torch.distributed as dist
 
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    key = f"attnres/said/{hashlib.sha256(message.encode()).hexdigest()}"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a store outlives its processes
+    key = f"attnres/said/{attempt}/{hashlib.sha256(message.encode()).hexdigest()}"
     try:
         timeout = timedelta(seconds=STORE_TIMEOUT_S)
         store = dist.TCPStore(  # type: ignore[attr-defined]  not in its stubs

@@ -47,7 +47,8 @@ def train(arguments: list[str]) -> None:
     attnres train demo --name block4 --model.residual attn_res:n_blocks=4 --n-steps 100
     torchrun --nproc-per-node 2 -m attnres train demo --data-parallel fsdp
 
-    RECIPE is demo, or package.module:function, a function that returns a Recipe.
+    RECIPE is demo, small, kimi_laptop, kimi_laptop_20m, kimi_194m, kimi_241m, kimi_296m, kimi_436m,
+    kimi_528m, kimi_linear_48b, or package.module:function, a function that returns a Recipe.
     """
     from attnres.train.recipe import Recipe
 

@@ -53,6 +53,7 @@ def model_table(sizes: Sizes, counted: Counted, run: Run) -> Table:
     added = counted.n_params / sizes.n_params
     rows = [
         ("parameters of the model", f"{sizes.n_params:,}"),
+        ("of these, multiplied with a token", f"{sizes.n_active_weights:,}"),
         ("parameters of the residual", f"{counted.n_params:,} ({added:.3%})"),
         ("forward FLOPs, weights", f"{whole - attention:,}"),
         ("forward FLOPs, with attention", f"{whole:,}"),

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.rendezvous import rendezvous
 
 Value = TypeVar("Value")
 Failure = tuple[type[Exception], str]
@@ -40,11 +41,25 @@ def joined(device_type: str, timeout_s: float) -> Iterator[None]:
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s))
+    timeout = datetime.timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, timeout=timeout, **_meeting(timeout))
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _meeting(timeout: datetime.timedelta) -> dict[str, Any]:
+    """Where the processes find each other: torchrun's store keeps the addresses of dead ones.
+
+    Launchers of several machines count restarts apart, so there the store must be a new one.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if attempt is None or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return {}
+    store, own_rank, size = next(rendezvous("env://", timeout=timeout))
+    found = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
+    return {"store": found, "rank": own_rank, "world_size": size}
 
 
 def n_ranks() -> int:

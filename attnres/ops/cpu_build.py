@@ -8,9 +8,11 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 SOURCES = tuple(
@@ -64,15 +66,25 @@ def build(variant: str, folder: Path) -> Path:
         unfinished = Path(place) / file.name
         command = [*compiler(), *_flags(variant), str(SOURCES[0]), "-o", str(unfinished)]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
-            )
+            status, errors = _run(command)
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s") from error
-        if done.returncode != 0 or not unfinished.exists():
-            raise RuntimeError(f"{command[0]} failed: {_first_error(done.stderr)}")
+        if status != 0 or not unfinished.exists():
+            raise RuntimeError(f"{command[0]} failed: {_first_error(errors)}")
         os.replace(unfinished, file)
     return file
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Exit status and standard error; whatever ends the wait ends what the command started too."""
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        try:
+            _, errors = process.communicate(timeout=COMPILE_TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # a compiler is a driver and its children
+            raise
+    return process.returncode, errors
 
 
 def compiler() -> list[str]:

@@ -11,12 +11,14 @@ import csv
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnres.experiment.folder import load_study
 from attnres.experiment.runner import runs_folder
+from attnres.experiment.study import Study
 from attnres.models import AttnResForCausalLM
 from attnres.train.data import load_data, pack
 
@@ -42,6 +44,32 @@ def bins(length: int, trained: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+def models_of(study: Study, runs: Path) -> dict[str, list[Path]]:
+    """The saved models of each arm; ValueError where an arm has none."""
+    found = {}
+    for arm in study.arms:
+        found[arm] = sorted(runs_folder(study, runs).glob(f"final-{arm}-lr*-seed*/model"))
+        if not found[arm]:
+            raise ValueError(
+                f"no final model of {arm} below {runs}: attnres experiment kimi_linear"
+            )
+    return found
+
+
+def rows(runs: Path, length: int, n_sequences: int, is_quick: bool) -> list[tuple[Any, ...]]:
+    """One a range of places of each arm."""
+    study, found = load_study(HERE, is_quick), []
+    folders = models_of(study, runs)
+    tokens_RT = pack(load_data(study.base.data).validation_tokens, length)[:n_sequences]
+    for arm, saved in folders.items():
+        models = (AttnResForCausalLM.from_pretrained(folder).eval() for folder in saved)
+        losses = [loss_by_place(model, tokens_RT) for model in models]
+        for first, last in bins(length - 1, study.base.seq_len):
+            loss = mean(losses_T[first:last].mean().item() for losses_T in losses)
+            found.append((arm, len(losses), study.base.seq_len, first, last, f"{loss:.4f}"))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
@@ -50,25 +78,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="of the quick study")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    study = load_study(HERE, chosen.quick)
-    tokens_RT = pack(load_data(study.base.data).validation_tokens, chosen.length)
-    tokens_RT = tokens_RT[: chosen.sequences]
-    places = bins(chosen.length - 1, study.base.seq_len)
+    found = rows(chosen.runs, chosen.length, chosen.sequences, chosen.quick)
     with (HERE / "lengths.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("arm", "n_seeds", "trained_on", "from_place", "to_place", "loss"))
-        for arm in study.arms:
-            folders = sorted(runs_folder(study, chosen.runs).glob(f"final-{arm}-lr*-seed*"))
-            found = [
-                loss_by_place(
-                    AttnResForCausalLM.from_pretrained(folder / "model").eval(), tokens_RT
-                )
-                for folder in folders
-                if (folder / "model").is_dir()
-            ]
-            for first, last in places:
-                loss = mean(losses_T[first:last].mean().item() for losses_T in found)
-                writer.writerow((arm, len(found), study.base.seq_len, first, last, f"{loss:.4f}"))
+        writer.writerows(found)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_json_has_what_the_tables_say(call, tmp_path):
     assert found["residual"]["method"] == "attn_res"
     assert found["counted"] == asdict(count(AttnResConfig(), 64, 8))
     assert found["sizes"]["n_sublayers"] == 8
-    assert [len(table["rows"]) for table in found["tables"]] == [5, 6, 6, 2]
+    assert [len(table["rows"]) for table in found["tables"]] == [5, 7, 6, 2]
     assert found["recommended"]["traffic"]["takes"] <= 300
 
 

@@ -81,6 +81,24 @@ def too_many_stages():
     return replace(MESH, virtual_stages=4, n_accumulations=4)
 '''
 
+MEET = '''
+"""Two processes meet; the second is killed, and of those started anew one is late."""
+import os, signal, sys, time
+import torch.distributed as dist
+from attnres.distributed import world
+
+is_first_time = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if not is_first_time and os.environ["RANK"] == sys.argv[1]:
+    time.sleep(5)  # the other looks for it in the launcher's store
+with world.joined("cpu", 20):
+    dist.barrier()
+    if is_first_time:
+        if world.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    print(f"{world.rank()} ", end="")  # in one write
+'''
+
 
 @pytest.fixture
 def launch(text, tmp_path):
@@ -124,6 +142,17 @@ def test_a_killed_rank_leaves_a_run_that_goes_on(launch, tmp_path, text):
     run_processes(_train, 2, recipe(text, save_every=2), tmp_path / "whole")
     assert len(rows(runs / "run", "train")) == 10
     assert_same_run(runs / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_processes_that_are_started_anew_do_not_look_for_dead_ones(tmp_path, late):
+    (tmp_path / "meet.py").write_text(MEET)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    command += ["--nproc-per-node", "2", str(tmp_path / "meet.py"), str(late)]
+    environ = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[2]))
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == ["0", "1"]
 
 
 def test_a_silent_rank_ends_the_job_in_limited_time(launch):

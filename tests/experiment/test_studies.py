@@ -1,5 +1,9 @@
 """The studies of this repository."""
 
+import runpy
+import shutil
+import sys
+
 import pytest
 
 from attnres.experiment.folder import OF_THE_REPOSITORY, load_study, points
@@ -61,3 +65,14 @@ def test_scaling_law_has_five_sizes_over_two_orders_of_compute():
     assert len(budgets) == 5
     assert budgets == sorted(budgets)
     assert budgets[-1] > 100 * budgets[0]
+
+
+@pytest.mark.parametrize("script", ["lengths", "dynamics"])
+def test_without_runs_the_figures_of_a_study_stay(script, tmp_path, monkeypatch):
+    folder = tmp_path / "kimi_linear"
+    shutil.copytree(OF_THE_REPOSITORY / "kimi_linear", folder)
+    before = (folder / f"{script}.csv").read_bytes()
+    monkeypatch.setattr(sys, "argv", [script, "--runs", str(tmp_path / "nowhere")])
+    with pytest.raises(ValueError, match=r"no final .* of standard .*: attnres experiment"):
+        runpy.run_path(str(folder / f"{script}.py"), run_name="__main__")
+    assert (folder / f"{script}.csv").read_bytes() == before

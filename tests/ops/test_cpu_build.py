@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_compiler_that_fails_is_named_once_and_plain_pytorch_runs(tmp_path, li
         or f"compiler failed: x.h:1: fatal error: {cause}" in message
     )
     assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_a_compiler_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", _compiler(tmp_path, f"sh -c 'sleep 2; echo > {tmp_path}/alive'"))
+    monkeypatch.setattr(cpu_build, "COMPILE_TIMEOUT_S", 0.5)
+    with pytest.raises(RuntimeError, match=r"compiler took more than 0\.5 s"):
+        cpu_build.build("portable", tmp_path)
+    time.sleep(4)
+    assert [each.name for each in tmp_path.iterdir()] == ["compiler"]
 
 
 def test_without_a_compiler_the_warning_says_so(tmp_path):

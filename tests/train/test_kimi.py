@@ -76,6 +76,7 @@ def test_the_commands_know_the_main_recipe(capsys):
     cost(["kimi_linear_48b", "--gpus", "64", "256", "--stages", "4", "--virtual", "2"])
     printed = capsys.readouterr().out
     assert "49,122,675,072" in printed
+    assert "of these, multiplied with a token 3,106,751,104" in " ".join(printed.split())
     assert "256 GPUs" in printed
 
 
