@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnres.json_file import read_object
 from attnres.models.causal_lm import AttnResForCausalLM
-from attnres.models.checkpoint import check_index, check_no_code, check_weights
+from attnres.models.checkpoint import check_index, check_n_layers, check_no_code, check_weights
 from attnres.models.convert import plain_config, with_weights_of
 from attnres.models.families import check_family
 
@@ -134,6 +134,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if family != "attnres":
         _check_plain(path, saved)
     _check_files(path)
+    check_n_layers(path, saved)
     return saved
 
 
