@@ -108,11 +108,15 @@ def _load_gguf(path: Path, dtype: str) -> Pretrained:
     with _one_line(path):
         kind: Any = AutoModelForCausalLM
         loaded, info = kind.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=dtype, **LOADING_SETTINGS
+            path.parent,
+            gguf_file=path.name,
+            dtype=dtype,
+            trust_remote_code=False,
+            **LOADING_SETTINGS,
         )
         check_weights(path, info)
         tokenizer = AutoTokenizer.from_pretrained(
-            path.parent, gguf_file=path.name, local_files_only=True
+            path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False
         )
     check_family(loaded.config.model_type)
     config = plain_config(loaded.config)  # one marked as GGUF cannot be saved
