@@ -131,14 +131,15 @@ def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
 
 
 def _summarise_sweep(name: str, found: "Sequence[At]", out: Path) -> None:
-    """The table of all points, their rows for `attnres fit`, and the law where there is one."""
+    """Table and figure of all points, their rows for `attnres fit`; a law or an optimum, if any."""
     from rich.console import Console
 
-    from attnres.analysis import fit_page
+    from attnres.analysis import canvas, fit_page
     from attnres.analysis.bootstrap import Plan, estimate
     from attnres.analysis.compute import WORDS
     from attnres.analysis.table import rich_columns, to_markdown
-    from attnres.experiment import sweep
+    from attnres.experiment import optimum, sweep
+    from attnres.experiment.points_figure import points_figure
     from attnres.experiment.study import REFERENCE
     from attnres.train.run_folder import write_atomically
 
@@ -148,6 +149,11 @@ def _summarise_sweep(name: str, found: "Sequence[At]", out: Path) -> None:
     Console().print(rich_columns(table))
     page = [f"# {name}\n", to_markdown(table), f"{WORDS['attention']}.\n"]
     write_atomically(out / "points.csv", sweep.to_csv(found))
+    (out / "figures").mkdir(exist_ok=True)
+    for name, theme in (("points", canvas.LIGHT), ("points-dark", canvas.DARK)):
+        canvas.save(points_figure(found, theme), out / "figures" / f"{name}.png")
+    if best := optimum.optima(found):
+        page += [to_markdown(optimum.columns(best)), "\n".join(optimum.notes(best)) + "\n"]
     try:
         points, plan = sweep.points_of(found), Plan()
         budgets = [float(budget) for budget in points.of(REFERENCE)[0]]

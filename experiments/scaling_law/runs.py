@@ -10,16 +10,16 @@ from attnres.experiment.sweep import Sweep, compute_of
 from attnres.train.recipes import small
 
 SIZES = {  # width, layers, heads; MLP width is 11/4 of the width
+    "w24": (24, 4, 1),
     "w32": (32, 4, 1),
     "w48": (48, 6, 2),
     "w64": (64, 8, 2),
     "w80": (80, 10, 2),
-    "w96": (96, 12, 3),
 }
 TOKENS_PER_WEIGHT = 5
 ARMS = {
     "standard": "standard",
-    "block": "attn_res:n_blocks=8",
+    "block": "attn_res:n_blocks=4",
     "full": "attn_res",
     "mhc": "mhc",
 }

@@ -147,14 +147,14 @@ def test_a_merge_is_as_exact_as_the_reference(impl, shape, dtype):
 @pytest.mark.parametrize("through", ["lse", "mix", "mix 1", "lse 2"])
 def test_gradients_through_some_outputs_alone(impl, dtype, through):
     """What is not used has no gradient, which is not a gradient of zeros to read."""
-    _assert_within_budget(_split, _inputs(3, 4, 5, 24, dtype=dtype), impl, through)
+    _assert_within_budget(_split, _inputs(3, 4, 131, 24, dtype=dtype), impl, through)
 
 
 @every_impl
 @every_dtype
 @pytest.mark.parametrize("through", ["merged lse", "merged"])
 def test_gradients_of_a_merge_through_one_output_alone(impl, dtype, through):
-    _assert_within_budget(_merge, _merge_inputs(3, 5, 24, dtype=dtype), impl, through)
+    _assert_within_budget(_merge, _merge_inputs(3, 131, 24, dtype=dtype), impl, through)
 
 
 @every_impl
