@@ -32,10 +32,6 @@ class Difference(NamedTuple):
     n_same: int
     p: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:

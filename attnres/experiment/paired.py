@@ -16,10 +16,6 @@ class Difference(NamedTuple):
     half_width: float | None  # None where one pair says nothing of the spread
     n_pairs: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        return self.half_width is not None and abs(self.mean) > self.half_width
-
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Difference:
     """Of `values` less `reference`, pair by pair: what a seed does to both drops out."""

@@ -23,6 +23,7 @@ from transformers.utils.generic import can_return_tuple
 from attnres.models.checkpoint import (
     check_config,
     check_index,
+    check_n_layers,
     check_weights,
     config_for_plain,
     is_plain,
@@ -173,6 +174,7 @@ class AttnResForCausalLM(Front, PreTrainedModel, GenerationMixin):
         path = pretrained_model_name_or_path
         check_index(path)
         saved = read_config(path, **kwargs)
+        check_n_layers(path, saved)
         config = _config_to_load_by(path, saved, config, kwargs)
         text = text_config_of(saved) if config is None else config.text_config
         names = dict(family_of(text).former_names)  # transformers finds them by the class's name

@@ -15,6 +15,7 @@ from attnres.models.families import check_family
 IMPLEMENTATIONS = tuple(
     f"{private}{part}_implementation" for private in ("", "_") for part in ("attn", "experts")
 )
+N_LAYERS = ("num_hidden_layers", "n_layer")  # its names in configs of the families
 INDEX = "model.safetensors.index.json"
 # what decides a model's function and no shape shows, by its name in any family
 SHAPELESS_SETTINGS = (
@@ -53,6 +54,34 @@ def check_no_code(path: Any, saved: Mapping[str, Any]) -> None:
     for value in (config.get(name) for config in configs for name in IMPLEMENTATIONS):
         if "/" in str(value):
             raise ValueError(f"{path} wants code of {shown(value)}, which is never run")
+
+
+def check_n_layers(path: Any, saved: Mapping[str, Any]) -> None:
+    """ValueError where a folder's config claims more layers than its weights have tensors.
+
+    Each layer is made before weights are looked at: a wrong number would take minutes and memory.
+    """
+    text = saved.get("text_config")
+    config = text if isinstance(text, dict) else saved
+    n_tensors = _n_tensors(path)
+    for name in N_LAYERS:
+        n_layers = config.get(name)
+        if n_tensors and isinstance(n_layers, int) and n_layers > n_tensors:
+            raise ValueError(f"{path} has {name}={shown(n_layers)}, but {n_tensors} tensors")
+
+
+def _n_tensors(path: Any) -> int:
+    """In the safetensors of a folder; 0 where it is none, or a file of it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    n_tensors = 0
+    for file in Path(path).glob("*.safetensors") if path is not None else ():
+        try:
+            with safe_open(file, "pt") as opened:
+                n_tensors += len(opened.keys())
+        except (SafetensorError, OSError):  # transformers names what is wrong with it
+            return 0
+    return n_tensors
 
 
 def check_index(path: Any) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnres.json_file import read_object
 from attnres.models.causal_lm import AttnResForCausalLM
-from attnres.models.checkpoint import check_index, check_no_code, check_weights
+from attnres.models.checkpoint import check_index, check_n_layers, check_no_code, check_weights
 from attnres.models.convert import plain_config, with_weights_of
 from attnres.models.families import check_family
 
@@ -108,11 +108,15 @@ def _load_gguf(path: Path, dtype: str) -> Pretrained:
     with _one_line(path):
         kind: Any = AutoModelForCausalLM
         loaded, info = kind.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=dtype, **LOADING_SETTINGS
+            path.parent,
+            gguf_file=path.name,
+            dtype=dtype,
+            trust_remote_code=False,
+            **LOADING_SETTINGS,
         )
         check_weights(path, info)
         tokenizer = AutoTokenizer.from_pretrained(
-            path.parent, gguf_file=path.name, local_files_only=True
+            path.parent, gguf_file=path.name, local_files_only=True, trust_remote_code=False
         )
     check_family(loaded.config.model_type)
     config = plain_config(loaded.config)  # one marked as GGUF cannot be saved
@@ -134,6 +138,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if family != "attnres":
         _check_plain(path, saved)
     _check_files(path)
+    check_n_layers(path, saved)
     return saved
 
 

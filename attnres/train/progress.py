@@ -52,8 +52,8 @@ class Progress:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _words(self) -> str:
-        parts = [f"loss {self._figures.get('loss', float('nan')):.3f}"]
-        if "validation_loss" in self._figures:
-            parts.append(f"held out {self._figures['validation_loss']:.3f}")
-        parts.append(f"{self._figures.get('tokens_per_s', 0):,.0f} tokens/s")
-        return ", ".join(parts)
+        """What is known by now: a run may be validated before its first step is logged."""
+        words = {"loss": "loss {:.3f}", "validation_loss": "held out {:.3f}",
+                 "tokens_per_s": "{:,.0f} tokens/s"}  # fmt: skip
+        known = [name for name in words if name in self._figures]
+        return ", ".join(words[name].format(self._figures[name]) for name in known)

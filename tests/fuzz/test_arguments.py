@@ -108,6 +108,7 @@ def test_any_words(name, data, options, capsys):
         "train demo --model.n-layers 99999999999",
         "train demo --model.others x",
         "train demo --name \x1b[31m/x",
+        "report '\x1b[31m'",  # a name that is said as it was given
     ],
 )
 def test_words_that_ask_for_what_cannot_be(line, capsys):

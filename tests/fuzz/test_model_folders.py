@@ -115,6 +115,15 @@ def test_a_config_that_says_something_else(whole, spoiled, place, value):
     )
 
 
+def test_a_config_of_more_layers_than_tensors_makes_none_of_them(whole, spoiled):
+    config = json.loads((whole / "config.json").read_text())
+    config.get("text_config", config)["num_hidden_layers"] = 50_000
+    path = spoiled("config.json", json.dumps(config).encode())
+    for load in (load_pretrained, AttnResForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=r"has num_hidden_layers=50000, but \d+ tensors"):
+            load(path)
+
+
 @few
 @given(text=st.binary(max_size=20) | JSON.map(lambda value: json.dumps(value).encode()))
 @example(text=b"[" * 100_000)

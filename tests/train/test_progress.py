@@ -50,6 +50,14 @@ def test_a_file_gets_one_plain_line_at_each_validation():
     assert first == ("standard: step 50 of 250, loss 4.500, held out 3.250, 12,346 tokens/s")
 
 
+def test_what_was_not_logged_yet_is_not_shown():
+    """Where validation is more frequent than the log of steps."""
+    file = io.StringIO()
+    with Progress(RECIPE, Console(file=file)) as progress:
+        progress(2, {"validation_loss": 3.25})
+    assert file.getvalue() == "standard: step 2 of 250, held out 3.250\n"
+
+
 def test_a_file_gets_long_names_as_they_are_and_in_one_line():
     name = "attn_res[n_blocks=6]" * 4
     _, text = show(80, is_terminal=False, name=name)
