@@ -8,6 +8,7 @@ places from one power of two to the next, nats a token, mean over seeds.
 
 import argparse
 import csv
+import math
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -66,7 +67,8 @@ def rows(runs: Path, length: int, n_sequences: int, is_quick: bool) -> list[tupl
         losses = [loss_by_place(model, tokens_RT) for model in models]
         for first, last in bins(length - 1, study.base.seq_len):
             loss = mean(losses_T[first:last].mean().item() for losses_T in losses)
-            found.append((arm, len(losses), study.base.seq_len, first, last, f"{loss:.4f}"))
+            place = (arm, len(losses), study.base.seq_len, first, last)
+            found.append((*place, f"{loss:.4f}", f"{math.exp(loss):.2f}"))
     return found
 
 
@@ -81,7 +83,9 @@ def main() -> None:
     found = rows(chosen.runs, chosen.length, chosen.sequences, chosen.quick)
     with (HERE / "lengths.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("arm", "n_seeds", "trained_on", "from_place", "to_place", "loss"))
+        writer.writerow(
+            ("arm", "n_seeds", "trained_on", "from_place", "to_place", "loss", "perplexity")
+        )
         writer.writerows(found)
 
 
