@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tiny_study import finals, make_row
@@ -80,9 +81,9 @@ def test_points_of_unequal_compute_or_without_all_seeds_have_no_optimum():
 
 
 def test_the_figure_shows_every_seed_mean_and_difference():
-    losses, differences = points_figure(
-        sweep_of({"standard": FLAT, "full": DEEPER}), LIGHT
-    ).get_axes()
+    figure = points_figure(sweep_of({"standard": FLAT, "full": DEEPER}), LIGHT)
+    axes: Any = figure.get_axes()
+    losses, differences = axes
     seeds, means = losses.get_lines()[2:]
     assert len(seeds.get_xdata()) == 9
     assert list(means.get_ydata()) == [2.0, 1.5, 0.5]
