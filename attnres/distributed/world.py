@@ -58,7 +58,7 @@ def _meeting(timeout: datetime.timedelta) -> dict[str, Any]:
     if attempt is None or os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
         return {}
     store, own_rank, size = next(rendezvous("env://", timeout=timeout))
-    found = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
+    found = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]  not in its stubs
     return {"store": found, "rank": own_rank, "world_size": size}
 
 
