@@ -5,6 +5,7 @@ import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # docs/faq.md, "Is it slow?"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 if os.environ.get("ATTNRES_TEST_DEVICE", "cpu") == "cpu":

@@ -328,7 +328,7 @@ def test_report_prints_its_table_and_where_the_page_is(call, text, tmp_path):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "attnres.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "attnres", *map(str, arguments)]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ NAMES = ("standard", "block", "full")
 
 
 def demo(folder):
-    command = [sys.executable, "-m", "attnres.cli", "demo", "--folder", str(folder)]
+    command = [sys.executable, "-m", "attnres", "demo", "--folder", str(folder)]
     return [*command, "--n-steps", "3"]
 
 

@@ -25,6 +25,7 @@ from attnres.cli.reports import report
 from attnres.cli.serving import serve
 from attnres.cli.texts import corpus
 from attnres.cli.training import demo, train
+from attnres.huge_pages import restart_with_them
 from attnres.quiet import silence_imports
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -47,12 +48,20 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "conform": conform,
 }
 OVER_RANKS = ("train",)  # commands that several processes share
+TRAINING = ("demo", "train")  # in this process, often on a CPU
 # Commands that go on where they were interrupted
 RESUMED = ("demo", "train", "experiment", "corpus", "evaluate")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    arguments = sys.argv[1:] if arguments is None else arguments
+def program() -> None:
+    """The command as a process of its own."""
+    if sys.argv[1:2] and sys.argv[1] in TRAINING:
+        restart_with_them()
+    main(sys.argv[1:])
+
+
+def main(arguments: list[str]) -> None:
+    """The command within a process, without its name."""
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
         print(_overview())

@@ -19,6 +19,7 @@ from attnres.experiment.folder import load_study
 from attnres.experiment.locks import alone
 from attnres.experiment.results import Row, due, n_left, read_rows, write_rows
 from attnres.experiment.study import Study, Trial
+from attnres.huge_pages import ask_for_them
 from attnres.quiet import silence_imports
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ def check_tokens(row: Row, rows: Sequence[Row], results: Path) -> None:
 @contextmanager
 def _workers(place: Place, n_processes: int) -> Iterator[list[Worker]]:
     workers: list[Worker] = []
+    ask_for_them()
     try:
         for _ in range(n_processes):
             workers.append(Worker(place))

@@ -74,7 +74,7 @@ def test_rows_do_not_depend_on_the_number_of_processes(text, tmp_path, paths):
 def test_a_killed_study_goes_on_to_the_same_rows(text, tmp_path, paths):
     study = write_study(tmp_path / "tiny", text, n_steps=60)
     place = Place(study, False, tmp_path / "runs")
-    command = [sys.executable, "-m", "attnres.cli", "experiment", str(study)]
+    command = [sys.executable, "-m", "attnres", "experiment", str(study)]
     command += ["--folder", str(place.runs), "--processes", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     checkpoint = runs_folder(place.load(), place.runs) / "tuning-block-lr0.01-seed100/checkpoint"
@@ -106,7 +106,7 @@ def test_an_arm_that_fails_is_named_and_the_others_are_run(text, tmp_path, paths
 @pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_command_with_a_line(text, tmp_path, paths):
     study = write_study(tmp_path / "tiny", text, n_steps=2000)
-    command = [sys.executable, "-m", "attnres.cli", "experiment", str(study)]
+    command = [sys.executable, "-m", "attnres", "experiment", str(study)]
     command += ["--folder", str(tmp_path / "runs"), "--processes", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     _wait(lambda: any((tmp_path / "runs").glob("tiny/*/*/metrics.jsonl")))

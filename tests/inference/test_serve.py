@@ -49,7 +49,7 @@ def _free_port() -> int:
 def server(folder) -> Iterator[str]:
     """The address of a running server."""
     port = _free_port()
-    command = [sys.executable, "-m", "attnres.cli", "serve", str(folder), "--port", str(port)]
+    command = [sys.executable, "-m", "attnres", "serve", str(folder), "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     process = subprocess.Popen(
         [*command, "--device", "cpu"],

@@ -119,7 +119,7 @@ def steps(): return recipe(Path("words.txt"), n_steps=400, save_every=300)
 
 
 def command():
-    return [sys.executable, "-m", "attnres.cli", "train", "my_runs:steps"]
+    return [sys.executable, "-m", "attnres", "train", "my_runs:steps"]
 
 
 def started(path):

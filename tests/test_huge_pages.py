@@ -1,0 +1,81 @@
+"""Who asks for huge pages, when, and what is left alone."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnres import cli, huge_pages
+from attnres.huge_pages import HUGE_PAGES, VARIABLE, ask_for_them
+
+
+@pytest.fixture
+def setting(tmp_path, monkeypatch):
+    """Linux gives huge pages to those that ask, and nobody has asked."""
+    file = tmp_path / "enabled"
+    file.write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "SETTING", file)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return file
+
+
+def test_they_are_asked_for_once(setting, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "")  # so that what is set below does not stay
+    monkeypatch.delenv(VARIABLE)
+    assert ask_for_them()
+    assert os.environ[VARIABLE] == HUGE_PAGES
+    assert not ask_for_them()
+
+
+@pytest.mark.parametrize("text", ["[always] madvise never\n", "always madvise [never]\n", None])
+def test_linux_decides(setting, text):
+    setting.unlink() if text is None else setting.write_text(text)
+    assert not ask_for_them()
+    assert VARIABLE not in os.environ
+
+
+def test_what_the_user_set_stays(setting, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "glibc.malloc.check=1")
+    assert not ask_for_them()
+    assert os.environ[VARIABLE] == "glibc.malloc.check=1"
+
+
+def test_a_program_starts_anew_with_its_arguments(setting):
+    code = f"""
+import os, sys, pathlib
+from attnres import huge_pages
+print("started", flush=True)
+huge_pages.SETTING = pathlib.Path({str(setting)!r})
+huge_pages.restart_with_them()
+print(os.environ["{VARIABLE}"], *sys.argv[1:])
+"""
+    command = [sys.executable, "-c", code, "one", "two three"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"started\nstarted\n{HUGE_PAGES} one two three\n"
+
+
+@pytest.mark.parametrize(("arguments", "is_anew"), [(["train", "--help"], True), (["-h"], False)])
+def test_commands_that_train_start_anew(arguments, is_anew, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(cli, "restart_with_them", lambda: calls.append(1))
+    monkeypatch.setattr(sys, "argv", ["attnres", *arguments])
+    try:
+        cli.program()
+    except SystemExit as end:
+        assert not end.code, capsys.readouterr()
+    assert bool(calls) == is_anew
+
+
+def test_workers_of_a_study_have_them(setting, monkeypatch, tmp_path):
+    from attnres.experiment.runner import Place, _workers
+
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delenv(VARIABLE)
+    with _workers(Place(tmp_path, False, tmp_path), 1) as (worker,):
+        environment = Path(f"/proc/{worker.process.pid}/environ")
+        while b"spawn_main" not in environment.with_name("cmdline").read_bytes():
+            time.sleep(0.01)  # the child is still a copy of this process
+        assert f"{VARIABLE}={HUGE_PAGES}".encode() in environment.read_bytes()
