@@ -57,16 +57,16 @@ print(os.environ["{VARIABLE}"], *sys.argv[1:])
     assert done.stdout == f"started\nstarted\n{HUGE_PAGES} one two three\n"
 
 
-@pytest.mark.parametrize(("arguments", "is_anew"), [(["train", "--help"], True), (["-h"], False)])
-def test_commands_that_train_start_anew(arguments, is_anew, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("command", "is_anew"), [("train", True), ("demo", True), ("layout", False), ("cost", False)]
+)
+def test_commands_that_train_start_anew(command, is_anew, monkeypatch):
     calls = []
-    monkeypatch.setattr(cli, "restart_with_them", lambda: calls.append(1))
-    monkeypatch.setattr(sys, "argv", ["attnres", *arguments])
-    try:
-        cli.program()
-    except SystemExit as end:
-        assert not end.code, capsys.readouterr()
-    assert bool(calls) == is_anew
+    monkeypatch.setattr(cli, "restart_with_them", lambda: calls.append("restart"))
+    monkeypatch.setattr(cli, "main", calls.append)
+    monkeypatch.setattr(sys, "argv", ["attnres", command, "--help"])
+    cli.program()
+    assert calls == ["restart"] * is_anew + [[command, "--help"]]
 
 
 def test_workers_of_a_study_have_them(setting, monkeypatch, tmp_path):

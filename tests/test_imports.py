@@ -15,6 +15,7 @@ ORDER = [
     "cache",
     "extras",
     "fields",
+    "huge_pages",
     "inside",
     "json_file",
     "quiet",
