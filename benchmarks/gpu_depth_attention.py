@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def peers(size: Size, with_compiler: bool) -> dict[str, Callable[..., Tensor]]:
     if with_compiler:
         ways["list form, torch.compile"] = torch.compile(list_form)
     try:
-        from fla.ops.attnres import fused_attnres
+        fused_attnres = import_module("fla.ops.attnres").fused_attnres
     except ImportError:
         return ways
     if torch.cuda.is_available():
