@@ -165,6 +165,18 @@ except WrongError as wrong:
     assert not file.exists()
 
 
+def test_the_form_of_the_paper_may_be_timed_whatever_its_numbers():
+    code = """
+import correctness, torch
+from contestants import PAPER, contestants
+paper = [each for each in contestants(compiled=False)[0] if each.name == PAPER]
+for correctness.ODD in [(37, 123, 5), (41, 131, 4), (29, 119, 7), (33, 97, 6)]:
+    correctness.check_all(paper, (torch.float32, torch.bfloat16))
+"""
+    done = run(["-c", code])
+    assert done.returncode == 0, done.stderr
+
+
 @every_benchmark
 def test_it_explains_itself_and_refuses_bad_values_in_a_line(name):
     code = f"""
