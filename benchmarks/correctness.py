@@ -2,8 +2,8 @@
 
 An implementation may err at most twice as much as its definition does in the dtype that is timed,
 in the mix and in the gradient of every input; a peer, whose rounding is its own affair, four times.
-One that computes in the sources' dtype, where that is narrower than the definition's, is held to the
-definition rounded after each step.
+One that computes in the sources' dtype, where that is narrower than the definition's, is held to
+the definition rounded after each step.
 """
 
 from collections.abc import Callable, Iterable
