@@ -27,7 +27,7 @@ def norm_of(dim: int, kind: Any = LlamaRMSNorm, eps: float = 0.3, dtype=torch.fl
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    folder, found = tmp_path_factory.mktemp("variants"), {VARIANTS[0]: cpu.kernel()}
+    folder, found = tmp_path_factory.getbasetemp() / "variants", {VARIANTS[0]: cpu.kernel()}
     for variant in VARIANTS[1:]:
         file = cpu_build.library(variant, folder)
         found[variant] = CpuKernel(variant, file, f"cpu_norm_{variant}")
