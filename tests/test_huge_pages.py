@@ -18,13 +18,12 @@ def setting(tmp_path, monkeypatch):
     file = tmp_path / "enabled"
     file.write_text("always [madvise] never\n")
     monkeypatch.setattr(huge_pages, "SETTING", file)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, "")  # so that what a test sets does not stay
+    monkeypatch.delenv(VARIABLE)
     return file
 
 
-def test_they_are_asked_for_once(setting, monkeypatch):
-    monkeypatch.setenv(VARIABLE, "")  # so that what is set below does not stay
-    monkeypatch.delenv(VARIABLE)
+def test_they_are_asked_for_once(setting):
     assert ask_for_them()
     assert os.environ[VARIABLE] == HUGE_PAGES
     assert not ask_for_them()
@@ -69,11 +68,9 @@ def test_commands_that_train_start_anew(command, is_anew, monkeypatch):
     assert calls == ["restart"] * is_anew + [[command, "--help"]]
 
 
-def test_workers_of_a_study_have_them(setting, monkeypatch, tmp_path):
+def test_workers_of_a_study_have_them(setting, tmp_path):
     from attnres.experiment.runner import Place, _workers
 
-    monkeypatch.setenv(VARIABLE, "")
-    monkeypatch.delenv(VARIABLE)
     with _workers(Place(tmp_path, False, tmp_path), 1) as (worker,):
         environment = Path(f"/proc/{worker.process.pid}/environ")
         while b"spawn_main" not in environment.with_name("cmdline").read_bytes():
