@@ -7,11 +7,13 @@
 `torch.optim.Muon` takes one matrix a parameter and works in bfloat16. Here a parameter may be a
 stack of matrices, as the experts of a layer are, or one matrix over several, and the arithmetic is
 in float32 on a processor, where bfloat16 has no unit of its own on most and takes ten times as
-long. On one matrix in bfloat16 the two are equal bit for bit. A sharded matrix is gathered, every
-rank iterates on the whole, and keeps its own rows of the update.
+long. On one matrix in bfloat16 the two are equal bit for bit. Small matrices of one shape, as those
+of the layers are, go through the iteration together. A sharded matrix is gathered, every rank
+iterates on the whole, and keeps its own rows of the update.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from torch.optim import Optimizer
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: arXiv:2502.16982, section 2.1
 N_ITERATIONS = 5
 SMALLEST_NORM = 1e-7  # below it a gradient stays small
+SMALL = 2**16  # entries of a matrix, under which starting an operation takes longer than it
+STACKED = 2**21  # entries that are copied into one stack at most
 
 
 class Muon(Optimizer):
@@ -65,22 +69,42 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._move(param, param.grad, group)
+            for params in _stacks([param for param in group["params"] if param.grad is not None]):
+                self._move(params, group)
         return loss
 
-    def _move(self, param: Tensor, grad: Tensor, group: dict) -> None:
+    def _move(self, params: list[Tensor], group: dict) -> None:
+        """One step of parameters of one shape, dtype and device."""
+        aheads = [self._ahead(param, group) for param in params]
+        stack = torch.stack(aheads) if len(aheads) > 1 else aheads[0][None]
+        updates = orthogonal(stack, group["dtype"] or _dtype_for(stack)).flatten(-3, -2)
+        size = 0.2 * math.sqrt(max(stack.shape[-2:]))
+        for param, update in zip(params, updates, strict=True):
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+            param.add_(_part_of(update, param), alpha=-group["lr"] * size)
+
+    def _ahead(self, param: Tensor, group: dict) -> Tensor:
+        """The whole momentum after this gradient, a step on: [..., n_parts, M, N]."""
+        grad = param.grad
         state = self.state[param]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(grad)
         momentum = state["momentum_buffer"].lerp_(grad, 1 - group["momentum"])
         ahead = _whole(grad.lerp(momentum, group["momentum"]))
-        ahead = ahead.unflatten(-2, (group["n_parts"], -1))
-        update = orthogonal(ahead, group["dtype"] or _dtype_for(param)).flatten(-3, -2)
-        size = 0.2 * math.sqrt(max(ahead.shape[-2:]))
-        param.mul_(1 - group["lr"] * group["weight_decay"])
-        param.add_(_part_of(update, param), alpha=-group["lr"] * size)
+        return ahead.unflatten(-2, (group["n_parts"], -1))
+
+
+def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The parameters, small ones of one kind together: the same runs for the same parameters."""
+    alike: dict[tuple, list[Tensor]] = {}
+    for param in params:
+        if isinstance(param, DTensor) or param.numel() > SMALL:
+            yield [param]  # gathered one at a time, or busy by itself
+        else:
+            alike.setdefault((param.shape, param.dtype, param.device), []).append(param)
+    for stack in alike.values():
+        n_together = STACKED // stack[0].numel()
+        yield from (stack[i : i + n_together] for i in range(0, len(stack), n_together))
 
 
 def orthogonal(matrix_MN: Tensor, dtype: torch.dtype) -> Tensor:

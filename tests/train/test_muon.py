@@ -68,6 +68,48 @@ class EachAlone:
         self.muon.step()
 
 
+def moved_together(weights, dtype, n_steps=3):
+    """The weights after some steps of one optimizer."""
+    params = [nn.Parameter(weight.to(dtype, copy=True)) for weight in weights]
+    optimizer = ours(params, n_parts=2)
+    for i in range(n_steps):
+        for weight, param in zip(weights, params, strict=True):
+            param.grad = (weight.flip(0) * 10.0 ** (-2 * i)).to(dtype)
+        optimizer.step()
+    return [param.detach() for param in params]
+
+
+@pytest.mark.parametrize("stacked", [90, muon.STACKED])
+def test_small_matrices_of_one_shape_move_as_if_alone(monkeypatch, stacked):
+    weights = [random(8, 6, 5)[i] for i in range(5)] + [random(3, 6, 5), random(4, 9)]
+    monkeypatch.setattr(muon, "SMALL", 0)
+    plain, exact = (moved_together(weights, dtype) for dtype in (torch.float32, torch.float64))
+    monkeypatch.undo()
+    monkeypatch.setattr(muon, "STACKED", stacked)
+    together = moved_together(weights, torch.float32)
+    for moved in zip(together, plain, exact, strict=True):
+        assert_as_good_as(*moved, "weight")
+
+
+def test_only_small_matrices_of_one_kind_go_together(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(
+        muon, "orthogonal", lambda m, dtype: sizes.append(tuple(m.shape)) or orthogonal(m, dtype)
+    )
+    monkeypatch.setattr(muon, "SMALL", 30)
+    monkeypatch.setattr(muon, "STACKED", 72)
+    shapes = [(5, 6), (4, 6), (5, 6), (6, 6), (5, 6), (6, 6)]
+    params = [nn.Parameter(random(*shape)) for shape in shapes]
+    params.append(nn.Parameter(random(5, 6).float()))
+    for param in params:
+        param.grad = param.detach().clone()
+    params[1].grad = None
+    Muon(params).step()
+    assert sorted(sizes) == [
+        (1, 1, 5, 6), (1, 1, 5, 6), (1, 1, 6, 6), (1, 1, 6, 6), (2, 1, 5, 6),
+    ]  # fmt: skip
+
+
 def test_parts_of_rows_are_matrices_of_their_own():
     weight = random(3, 6, 5)
     parts = steps(weight, lambda params: ours(params, n_parts=2), torch.float64)
