@@ -124,7 +124,7 @@ def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
             picture = canvas.png(figure.differences(arms, theme))
             (out / "figures" / f"{name}.png").write_bytes(picture)
     console = Console()
-    console.print(page.rich_table(arms))
+    console.print(page.rich_table(study, arms))
     for note in summary.notes(study, arms):
         console.print(note, markup=False, highlight=False)
     print(f"rows: {out / 'results.csv'}; page: {out / 'summary.md'}")

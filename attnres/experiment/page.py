@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 IN_A_TERMINAL = ("Arm", "Loss", "Minus standard", "Seeds", "Rate", "Paper: minus standard")
 
 
-def columns(arms: Sequence[ArmSummary]) -> list[Column]:
+def columns(study: Study, arms: Sequence[ArmSummary]) -> list[Column]:
     """The table as text, for a page or a terminal."""
+    beside = [_difference_text(each.beside) for each in arms]
     own = [
         Column(title="Arm", cells=[each.arm for each in arms], is_number=False),
         Column(title="Loss", cells=[_text(each.mean, ".4f") for each in arms]),
         Column(title="sd", cells=[_text(each.sd, ".4f") for each in arms]),
         Column(title="Minus standard", cells=[_difference_text(each.difference) for each in arms]),
+        *([Column(title=f"Minus {study.beside}", cells=beside)] if study.beside else []),
         Column(title="Seeds", cells=[_seeds(each) for each in arms]),
         Column(title="Rate", cells=[_rate(each) for each in arms]),
         Column(title="Parameters", cells=[f"{each.n_params:,}" for each in arms]),
@@ -43,9 +45,10 @@ def columns(arms: Sequence[ArmSummary]) -> list[Column]:
     ]
 
 
-def rich_table(arms: Sequence[ArmSummary]) -> "Table":
+def rich_table(study: Study, arms: Sequence[ArmSummary]) -> "Table":
     """The table for a terminal, where 80 characters hold some of the columns; nothing is cut."""
-    return rich_columns([column for column in columns(arms) if column.title in IN_A_TERMINAL])
+    every = columns(study, arms)
+    return rich_columns([column for column in every if column.title in IN_A_TERMINAL])
 
 
 def to_csv(arms: Sequence[ArmSummary]) -> str:
@@ -60,7 +63,7 @@ def to_csv(arms: Sequence[ArmSummary]) -> str:
 
 def to_markdown(study: Study, arms: Sequence[ArmSummary]) -> str:
     """The table and its notes, as a page."""
-    table = table_to_markdown(columns(arms))
+    table = table_to_markdown(columns(study, arms))
     return "\n".join([f"# {study.name}", "", table, *notes(study, arms)]) + "\n"
 
 
@@ -90,4 +93,6 @@ def _rate(each: ArmSummary) -> str:
 def _flat(each: ArmSummary) -> dict[str, Any]:
     values = {field.name: getattr(each, field.name) for field in fields(each)}
     mean, half_width, n_pairs = values.pop("difference") or (None, None, None)
-    return values | {"difference": mean, "half_width_95": half_width, "n_pairs": n_pairs}
+    beside, beside_half_width, _ = values.pop("beside") or (None, None, None)
+    differences = {"difference": mean, "half_width_95": half_width, "n_pairs": n_pairs}
+    return values | differences | {"beside": beside, "beside_half_width_95": beside_half_width}

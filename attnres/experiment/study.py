@@ -50,6 +50,7 @@ class Study:
         n_scored: held-out sequences, at most, of each of the two parts.
         in_order: show the arms as they stand here; else from the lowest loss to the highest.
         paper: what another work reports for an arm, nats a token, beside which the table stands.
+        beside: an arm from which the summary has differences too, as from "standard".
         rates_of_reference: only "standard" tries the rates, and every arm runs at its best one, as
             where hyper-parameters are those of the baseline.
     """
@@ -64,6 +65,7 @@ class Study:
     n_scored: int = 512
     in_order: bool = False
     paper: Mapping[str, float] = field(default_factory=dict)
+    beside: str | None = None
     rates_of_reference: bool = False
 
     def __post_init__(self):
@@ -75,7 +77,7 @@ class Study:
                 raise ValueError(f"{name} must be one or more, each once, got {values}")
         if self.tuning_seed in self.seeds:
             raise ValueError(f"tuning_seed {self.tuning_seed} is among seeds {self.seeds}")
-        for name in self.paper:
+        for name in (*self.paper, *filter(None, [self.beside])):
             self._check_arm(name)
 
     def residual(self, arm: str) -> ResidualConfig:

@@ -24,6 +24,7 @@ class ArmSummary:
     mean: float | None  # nats a token over the seeds that did not diverge
     sd: float | None
     difference: Difference | None  # from standard, over the seeds that both have
+    beside: Difference | None  # from the arm that the study names, likewise
     n_params: int
     n_residual_params: int
     tokens_per_s: float  # median over runs
@@ -67,7 +68,8 @@ def _summary(study: Study, rows: Sequence[Row], arm: str) -> ArmSummary:
         n_diverged=len(losses) - len(finite),
         mean=statistics.fmean(finite) if finite else None,
         sd=statistics.stdev(finite) if len(finite) > 1 else None,
-        difference=None if arm == REFERENCE else _difference(study, rows, losses),
+        difference=_difference(study, rows, arm, REFERENCE),
+        beside=None if study.beside is None else _difference(study, rows, arm, study.beside),
         n_params=own[0].n_params,
         n_residual_params=own[0].n_residual_params,
         tokens_per_s=statistics.median(row.tokens_per_s for row in own),
@@ -81,14 +83,15 @@ def _paper_difference(study: Study, arm: str) -> float | None:
     return None if paper is None or base is None or arm == REFERENCE else paper - base
 
 
-def _difference(study: Study, rows: Sequence[Row], losses: dict[int, float]) -> Difference | None:
-    reference = final_losses(study, rows, REFERENCE)
+def _difference(study: Study, rows: Sequence[Row], arm: str, other: str) -> Difference | None:
+    """Of an arm from another, over the seeds of which neither diverged; None from itself."""
+    losses, reference = (final_losses(study, rows, each) for each in (arm, other))
     pairs = [
         (loss, reference[seed])
         for seed, loss in losses.items()
         if math.isfinite(loss) and math.isfinite(reference.get(seed, math.inf))
     ]
-    return paired_difference(*zip(*pairs, strict=True)) if pairs else None
+    return paired_difference(*zip(*pairs, strict=True)) if pairs and arm != other else None
 
 
 def notes(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:

@@ -42,4 +42,5 @@ def study() -> Study:
         learning_rates=(1e-2, 2e-2, 4e-2),
         in_order=True,
         paper=PAPER,
+        beside="full",
     )

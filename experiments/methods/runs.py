@@ -43,4 +43,5 @@ def study() -> Study:
         arms=found,
         learning_rates=(1e-2, 2e-2, 4e-2),
         paper={arm: loss for arm, loss in PAPER.items() if arm in found},
+        beside="attn_res",
     )

@@ -104,6 +104,21 @@ def test_the_page_has_a_line_an_arm_and_the_paper_beside_it():
     assert MISSING in without
 
 
+def test_differences_from_an_arm_that_the_study_names_stand_beside():
+    study = make_study(learning_rates=(1.0, 2.0, 4.0), beside="full")
+    arms = by_arm(ROWS, study)
+    assert arms["full"].beside is None
+    assert arms["standard"].beside is not None
+    assert arms["standard"].beside.mean == pytest.approx(0.2)
+    assert arms["standard"].beside.half_width == arms["full"].difference.half_width
+    lines = page.to_markdown(study, [*arms.values()]).splitlines()
+    assert "| Minus standard | Minus full | Seeds |" in lines[2]
+    assert any(f"| {MISSING} | +0.2000 ± 0.2484 | 3 |" in line for line in lines)
+    (block,) = (r for r in csv.DictReader(io.StringIO(page.to_csv([arms["block"]]))))
+    assert float(block["beside"]) == pytest.approx(18.1 / 3 - 4.8)
+    assert "Minus full" not in page.to_markdown(STUDY, summarise(STUDY, ROWS))
+
+
 def test_the_csv_has_a_line_an_arm_with_numbers_in_full():
     text = page.to_csv(summarise(STUDY, ROWS))
     lines = {line["arm"]: line for line in csv.DictReader(io.StringIO(text))}
@@ -116,7 +131,7 @@ def test_the_csv_has_a_line_an_arm_with_numbers_in_full():
 def test_a_terminal_of_80_letters_cuts_nothing():
     console = Console(width=80, file=io.StringIO())
     with console.capture() as capture:
-        console.print(page.rich_table(summarise(STUDY, ROWS)))
+        console.print(page.rich_table(STUDY, summarise(STUDY, ROWS)))
     assert "…" not in capture.get()
     assert "± 0.2484" in capture.get()
 
