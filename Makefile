@@ -15,15 +15,17 @@ test: .venv/installed
 test-distributed: .venv/installed
 	$(BIN)/python -m pytest -m dist
 
+# Before a commit: of every fast test one case, another at each commit.
+FAST := not slow and not browser and not dist
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n 2 -m "not slow and not browser and not dist"
+	HYPOTHESIS_PROFILE=few $(BIN)/python -m pytest -n 2 -m "$(FAST)" --one-case "$$(git rev-parse HEAD 2>/dev/null)"
 
 # Of the fast tests, so that what the slow ones reach shows as missed.
 coverage: .venv/installed
-	$(BIN)/python -m pytest -n 2 -m "not slow and not browser and not dist" --cov=attnres --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 -m "$(FAST)" --cov=attnres --cov-report=term:skip-covered
 
 # build/site/index.html, which needs neither a network nor a server to be read.
 docs: .venv/installed

@@ -15,6 +15,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's job in 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests interrupt what they start
 
 import pytest
+from one_case import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  pytest's hooks
 
 
 @pytest.fixture(autouse=True)

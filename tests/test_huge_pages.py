@@ -42,6 +42,7 @@ def test_what_the_user_set_stays(setting, monkeypatch):
     assert os.environ[VARIABLE] == "glibc.malloc.check=1"
 
 
+@pytest.mark.slow
 def test_a_program_starts_anew_with_its_arguments(setting):
     code = f"""
 import os, sys, pathlib

@@ -102,6 +102,7 @@ def test_nothing_is_left_behind():
     assert all(x.equal(before[name]) for name, x in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_command_ablates_the_finished_runs(tmp_path, capsys):
     text = write_text(tmp_path / "text.txt", 600)
     for name in ("standard", "block"):

@@ -234,6 +234,7 @@ def test_effects_are_measured_on_the_text_shown(runs):
     assert data["runs"][0]["effects"] == {"sources": expected.sources, "layers": expected.layers}
 
 
+@pytest.mark.slow
 def test_what_ablate_left_is_shown_beside_the_weights(runs, capsys, tmp_path):
     folder = shutil.copytree(runs, tmp_path / "runs")
     assert call_command("ablate", [folder, "--sequences", 2], capsys)[0] == 0

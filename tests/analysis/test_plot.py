@@ -90,6 +90,7 @@ def test_runs_are_told_apart_by_more_than_colour(folder):
     assert len({str(line.get_marker()) for line in lines}) == 3
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_late_and_without_global_state(folder):
     code = f"""
 import sys

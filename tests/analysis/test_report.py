@@ -130,6 +130,7 @@ def test_page_says_what_is_seen(demo_page):
     assert '"torch": "2.13.0"' in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_the_explorer_is_linked_where_there_is_one(folder):
     page = read(folder)

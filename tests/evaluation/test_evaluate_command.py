@@ -178,6 +178,7 @@ def test_several_models_are_compared_pair_by_pair(installed, folders, task, capf
 SUITE = "reasoning:chain_sum"
 
 
+@pytest.mark.slow
 @where_installed
 def test_suites_of_questions_made_here(installed, folders, capfd):
     pytest.importorskip("reasoning_gym")
@@ -230,6 +231,7 @@ def test_several_parts_run_several_times_with_other_examples(installed, folders,
     assert set(found["values"]["acc"]) <= {0.0, 0.5, 1.0}
 
 
+@pytest.mark.slow
 @where_installed
 def test_every_task_of_the_paper_is_known_and_offline_is_one_line(installed, folders, capfd):
     from lm_eval.tasks import TaskManager  # pyright: ignore  optional

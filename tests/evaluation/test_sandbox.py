@@ -37,6 +37,7 @@ def test_memory_and_files_are_limited(program):
     assert not passes(program)
 
 
+@pytest.mark.slow
 def test_what_does_not_end_is_ended_with_all_that_it_started(tmp_path):
     mark = tmp_path / "mark"
     child = f"import time; time.sleep(3); open({str(mark)!r}, 'w')"

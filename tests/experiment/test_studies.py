@@ -51,6 +51,7 @@ def test_every_point_is_possible(name, is_quick):
         assert study.rates_of_reference
 
 
+@pytest.mark.slow
 def test_all_shapes_of_depth_width_take_the_same_compute():
     folder = OF_THE_REPOSITORY / "depth_width"
     studies = [load_study(folder, point=point) for point in points(folder)]

@@ -1,6 +1,6 @@
 """Fuzz tests draw the same examples each time, so that a run of the tests says what the last did.
 
-`HYPOTHESIS_PROFILE=search` draws new ones, and many more.
+`HYPOTHESIS_PROFILE=search` draws new ones, and many more; `few` the first of them.
 """
 
 import os
@@ -10,6 +10,7 @@ from hypothesis.internal.conjecture import providers
 
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 settings.register_profile("same", derandomize=True, database=None, max_examples=60, **COMMON)
+settings.register_profile("few", settings.get_profile("same"), max_examples=10)
 settings.register_profile("search", database=None, max_examples=3000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

@@ -141,6 +141,7 @@ def _compile_anew() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_compile_anew")
 @residuals
 def test_a_static_cache_compiles_as_one_graph(residual):

@@ -356,6 +356,7 @@ def test_who_replaces_a_residuals_read_is_asked():
     assert depths == list(range(model.residual.n_sublayers))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_without_gradients_is_the_model():
     model = build(residual="block").eval()
     compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)

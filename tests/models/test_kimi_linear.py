@@ -40,6 +40,7 @@ print(fla.__file__)
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_package_without_a_gpu_breaks_nothing(tmp_path):
     for package in ("fla", "causal_conv1d"):
         (tmp_path / f"{package}.py").write_text(FAKE_FLA)

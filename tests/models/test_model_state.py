@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM, convert
 
-slow = pytest.mark.slow
 SIZES = [(2, 11), (1, 5), (3, 8), (2, 11)]
 
 
@@ -66,6 +65,7 @@ assert torch.equal(first, second), (first - second).abs().max()
 """
 
 
+@pytest.mark.slow
 def test_the_first_forward_of_a_process_rounds_as_all_others_do():
     """Also where it has to load the kernel."""
     tests = Path(__file__).parent
@@ -109,6 +109,7 @@ def test_a_pickled_model_is_the_model(family):
             assert module.residual_of[0] is twin.residual
 
 
+@pytest.mark.slow
 def test_a_model_is_pickled_into_a_process_that_made_none(tmp_path):
     model = build()
     torch.save(model, tmp_path / "model.pt")
@@ -192,7 +193,8 @@ def assert_no_source_twice(reader: nn.Module, arguments: tuple[Any, ...]) -> Non
     assert len(set(means)) == len(means)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_is_eager(backend):
     assert_compiled_is_eager(build("qwen3"), backend)
 
@@ -203,13 +205,14 @@ def test_compiled_is_eager_in_families_of_other_layers(family):
     assert_compiled_is_eager(tiny_families.build(family).eval(), "aot_eager")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "backend"),
     [
         ("centered", "aot_eager"),
         ("sum", "aot_eager"),
         ("mean", "aot_eager"),
-        pytest.param("centered", "inductor", marks=slow),
+        ("centered", "inductor"),
     ],
 )
 def test_a_compiled_conversion_is_the_eager_one(form, backend):

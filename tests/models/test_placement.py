@@ -43,6 +43,7 @@ def test_an_exported_model_is_the_model(residual):
     assert torch.equal(logits, model(tokens()).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["centered", "sum", "mean"])
 def test_an_exported_conversion_is_saved_and_takes_any_batch_and_length(form, tmp_path):
     model = randomise_readers(convert(plain(), form=form, n_blocks=3)).eval()

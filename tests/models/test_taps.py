@@ -125,6 +125,7 @@ def test_activation_checkpointing_changes_no_mix_and_no_gradient(residual):
     assert_same(step(model), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", ["standard", "block"])
 def test_compiled_mixes_are_those_of_the_eager_model(residual):
     expected = step(build(residual=residual))

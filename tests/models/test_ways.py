@@ -112,6 +112,7 @@ def test_tokens_in_pieces_are_one_forward(family):
     assert_pieces_are_one_forward(build(family).eval())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
 def test_it_compiles_in_one_graph(family):
     model = build(family).eval()

@@ -13,6 +13,7 @@ def test_traced_equals_eager_for_any_number_of_tokens(impl):
     _assert_compiled_equals_eager(impl, backend="aot_eager", token_counts=(5, 1, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_closed_form_equals_eager(dtype):
     """Epsilon stays a number of the arithmetic's dtype."""

@@ -68,6 +68,7 @@ def test_a_compiler_that_fails_is_named_once_and_plain_pytorch_runs(tmp_path, li
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
+@pytest.mark.slow
 def test_a_compiler_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", _compiler(tmp_path, f"sh -c 'sleep 2; echo > {tmp_path}/alive'"))
     monkeypatch.setattr(cpu_build, "COMPILE_TIMEOUT_S", 0.5)

@@ -128,6 +128,7 @@ def test_the_compiler_sees_no_buffer(filled):
         torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_autograd_sees_no_buffer(filled):
     graph = Graph(shared=True).read()
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):

@@ -204,6 +204,7 @@ def test_what_the_backward_keeps_does_not_grow_with_the_tokens_of_a_chunk():
     assert sum(storage.nbytes() for storage in kept.values()) < pairs_bytes / 10
 
 
+@pytest.mark.slow
 def test_compiled_is_eager():
     given = inputs((1, 70, 2, 8, 8), 1.0, torch.float32)
     compiled = torch.compile(kda, fullgraph=True, backend="aot_eager")

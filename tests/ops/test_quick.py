@@ -57,6 +57,7 @@ def test_a_read_around_a_stream_is_that_of_the_long_way(n_sources, shape, dtype)
     assert torch.equal(mix_D, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", cpu_build.variants()[1:])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)  # float64 has no finer oracle
 def test_every_variant_of_the_kernel_gives_the_mix(dtype, variant, tmp_path_factory):
