@@ -86,6 +86,7 @@ class Muon(Optimizer):
     def _ahead(self, param: Tensor, group: dict) -> Tensor:
         """The whole momentum after this gradient, a step on: [..., n_parts, M, N]."""
         grad = param.grad
+        assert grad is not None  # `step` takes no other
         state = self.state[param]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(grad)

@@ -108,9 +108,11 @@ def test_differences_from_an_arm_that_the_study_names_stand_beside():
     study = make_study(learning_rates=(1.0, 2.0, 4.0), beside="full")
     arms = by_arm(ROWS, study)
     assert arms["full"].beside is None
-    assert arms["standard"].beside is not None
-    assert arms["standard"].beside.mean == pytest.approx(0.2)
-    assert arms["standard"].beside.half_width == arms["full"].difference.half_width
+    from_full, from_standard = arms["standard"].beside, arms["full"].difference
+    assert from_full is not None
+    assert from_standard is not None
+    assert from_full.mean == pytest.approx(0.2)
+    assert from_full.half_width == from_standard.half_width
     lines = page.to_markdown(study, [*arms.values()]).splitlines()
     assert "| Minus standard | Minus full | Seeds |" in lines[2]
     assert any(f"| {MISSING} | +0.2000 ± 0.2484 | 3 |" in line for line in lines)
