@@ -146,7 +146,7 @@ def _summarise_sweep(name: str, found: "Sequence[At]", out: Path) -> None:
     table = sweep.columns(found)
     if not table[0].cells:
         raise ValueError(f"there are no rows in {out}")
-    Console().print(rich_columns(table))
+    Console().print(rich_columns(sweep.for_a_terminal(table)))
     page = [f"# {name}\n", to_markdown(table), f"{WORDS['attention']}.\n"]
     write_atomically(out / "points.csv", sweep.to_csv(found))
     (out / "figures").mkdir(exist_ok=True)

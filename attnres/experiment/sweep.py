@@ -74,6 +74,11 @@ def columns(found: Sequence[At]) -> list[Column]:
     ]
 
 
+def for_a_terminal(table: Sequence[Column]) -> list[Column]:
+    """Those of `columns` that 80 characters hold: a point says its size."""
+    return [column for column in table if column.title not in ("Width", "Tokens", "Rate")]
+
+
 def points_of(found: Sequence[At], counting: str = "attention") -> Points:
     """Losses over compute, for `attnres.analysis.bootstrap.estimate`."""
     cells: dict[str, dict[float, dict[str, float]]] = {}

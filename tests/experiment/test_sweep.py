@@ -11,6 +11,7 @@ from call_command import call_command
 from tiny_study import finals, make_row, make_study
 
 import attnres
+from attnres.experiment import sweep
 from attnres.experiment.folder import load_study, points
 from attnres.experiment.results import best_lr, due, n_left, write_rows
 from attnres.experiment.study import Trial
@@ -123,6 +124,15 @@ def test_a_summary_has_all_points_and_the_law(folder, capsys):
     rows = (folder / "points.csv").read_text().splitlines()
     assert len(rows) == 1 + 4 * 2 * 2
     assert (folder / "fit.png").is_file()
+
+
+def test_in_a_terminal_of_80_letters_no_word_is_broken(folder, monkeypatch, capsys):
+    found = write_points(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = call_command("experiment", [folder, "--summary"], capsys)
+    words = out.split()
+    for column in sweep.for_a_terminal(sweep.columns(found)):
+        assert all(word in words for cell in column.cells for word in cell.split())
 
 
 def test_points_without_a_law_still_have_their_table(folder, capsys):
