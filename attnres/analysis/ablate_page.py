@@ -9,8 +9,9 @@ import numpy as np
 
 from attnres.analysis.ablate import Effects, ablate
 from attnres.analysis.canvas import Theme, escape, label_axes, new_panels, ticks
+from attnres.analysis.run_styles import styles
 from attnres.analysis.runs import Run
-from attnres.analysis.table import MINUS, Column
+from attnres.analysis.table import MINUS, MISSING, Column
 from attnres.analysis.weights import has_weights, reader_grid, weight_grid
 from attnres.train.data import DataConfig, TokenData, load_data, pack, validation_batches
 
@@ -42,7 +43,8 @@ def ablate_runs(runs: Sequence[Run], n_sequences: int) -> list[tuple[Run, Effect
 
 
 def columns(found: Found) -> list[Column]:
-    """A line a run: what the removal of one layer costs."""
+    """A line a run: what the removal of one layer costs, and what a weight says of a source."""
+    agree = [agreement(run, effects) for run, effects in found]
     layers = [np.array(effects.layers) for _, effects in found]
     return [
         Column(title="Run", cells=[run.name for run, _ in found], is_number=False),
@@ -50,7 +52,29 @@ def columns(found: Found) -> list[Column]:
         Column(title="Without a layer, median", cells=[_text(np.median(x)) for x in layers]),
         Column(title="least", cells=[f"{_text(x.min())} (layer {x.argmin()})" for x in layers]),
         Column(title="most", cells=[f"{_text(x.max())} (layer {x.argmax()})" for x in layers]),
+        Column(
+            title="Weight ~ loss, rank correlation",
+            cells=[MISSING if x is None else f"{x:.2f}".replace("-", MINUS) for x in agree],
+        ),
     ]
+
+
+def agreement(run: Run, effects: Effects) -> float | None:
+    """Spearman's correlation of a source's mean weight with the loss without it.
+
+    The median over the readers of four sources or more; None where there is none.
+    """
+    if effects.sources is None or not has_weights(run):
+        return None
+    weights = (run.last("probe") or {})["weights"]
+    pairs = [pair for pair in zip(weights, effects.sources, strict=True) if len(pair[0]) > 3]
+    found = [_rank_correlation(*map(np.array, pair)) for pair in pairs]
+    return float(np.median(found)) if found else None
+
+
+def _rank_correlation(a_S: np.ndarray, b_S: np.ndarray) -> float:
+    a_S, b_S = (each.argsort().argsort() - (len(each) - 1) / 2 for each in (a_S, b_S))
+    return float(a_S @ b_S / (a_S @ a_S))
 
 
 def to_json(found: Found) -> dict[str, Any]:
@@ -63,12 +87,12 @@ def to_json(found: Found) -> dict[str, Any]:
 def layers_figure(found: Found, theme: Theme) -> Figure:
     """Loss without each layer, a line a run."""
     figure, (axes,) = new_panels(theme)
-    for i, (run, effects) in enumerate(found):
-        color, marker = theme.colors[i % len(theme.colors)], "os^vPD"[i % 6]
-        axes.plot(effects.layers, color=color, marker=marker, label=escape(run.name))
+    shown = styles([run for run, _ in found], theme)
+    for (run, effects), style in zip(found, shown, strict=True):
+        axes.plot(effects.layers, label=escape(run.name), **style)
     axes.axhline(0, color=theme.ink, linewidth=0.9)
     label_axes(axes, "layer removed", "loss gained (nats a token)", theme)
-    figure.legend(loc="outside upper left", ncols=4, frameon=False, labelcolor=theme.ink)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False, labelcolor=theme.ink)
     return figure
 
 

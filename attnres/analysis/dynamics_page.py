@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnres.analysis.canvas import Theme, escape, label_axes, new_panels
 from attnres.analysis.dynamics import Depths, dynamics, loss_gap, widening
+from attnres.analysis.run_styles import styles
 from attnres.analysis.runs import Run
 from attnres.analysis.table import MINUS, MISSING, Column, standard_for
 
@@ -31,12 +32,12 @@ TITLES = {
     "sink_weight": "Sink over even share",
 }
 PANELS = {
-    "growth": "exponent of the running sum over depth",
+    "growth": "exponent of the\nrunning sum over depth",
     "gradient_ratio": "largest gradient over smallest",
-    "embedding_before_attention": "weight of the embedding, before attention",
-    "embedding_before_mlp": "weight of the embedding, before MLP",
-    "newest_before_attention": "weight of the newest, before attention",
-    "newest_before_mlp": "weight of the newest, before MLP",
+    "embedding_before_attention": "weight of the embedding,\nbefore attention",
+    "embedding_before_mlp": "weight of the embedding,\nbefore MLP",
+    "newest_before_attention": "weight of the newest,\nbefore attention",
+    "newest_before_mlp": "weight of the newest,\nbefore MLP",
 }
 
 
@@ -78,20 +79,18 @@ def to_csv(runs: Sequence[Run]) -> str:
 
 
 def dynamics_figure(runs: Sequence[Run], theme: Theme) -> Figure:
-    """Six figures over steps, a line a run that has them."""
+    """Six figures over steps, a line a run that has them; runs of one residual share a colour."""
     figure, panels = new_panels(theme, 3, 2, 9.6)
     for axes, (name, label) in zip(panels, PANELS.items(), strict=True):
-        for i, run in enumerate(runs):
+        for run, style in zip(runs, styles(runs, theme), strict=True):
             points = [(each.step, getattr(each, name)) for each in dynamics(run)]
             found = [(step, value) for step, value in points if value is not None]
             steps, values = zip(*found, strict=True) if found else ((), ())
-            color, marker = theme.colors[i % len(theme.colors)], "os^vPD"[i % 6]
-            name_shown = escape(run.name)
-            axes.plot(steps, values, color=color, marker=marker, ms=4, label=name_shown)
+            axes.plot(steps, values, ms=4, label=escape(run.name), **style)
         label_axes(axes, "step", label, theme)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper left", ncols=4, frameon=False, labelcolor=theme.ink
+        handles, labels, loc="outside upper left", ncols=3, frameon=False, labelcolor=theme.ink
     )
     return figure
 

@@ -10,7 +10,9 @@ from small_models import build
 from tiny_runs import RESIDUALS, recipe, write_text
 from torch import nn
 
-from attnres.analysis.ablate import ablate, without_source
+from attnres.analysis.ablate import Effects, ablate, without_source
+from attnres.analysis.ablate_page import agreement
+from attnres.analysis.runs import load_run
 from attnres.layout import BlockLayout
 from attnres.residual import AttnRes, Standard
 from attnres.residual.highway import HighwayConfig
@@ -118,6 +120,19 @@ def test_the_command_ablates_the_finished_runs(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "runs").glob("ablation*.png")}
     kinds = ("ablation", "ablation-standard", "ablation-block")
     assert names == {f"{kind}{dark}.png" for kind in kinds for dark in ("", "-dark")}
+
+
+def test_weights_and_losses_agree_in_their_order(make, tmp_path):
+    path = make.run(tmp_path, "full", method="attn_res", sizes=make.blocks)
+    weights = [[1.0], [0.7, 0.3], [0.2, 0.5, 0.3], [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.1, 0.2]]
+    probe = {"weights": weights}
+    make.edit(path, lambda rows: [row | probe if row["kind"] == "probe" else row for row in rows])
+    without = [[None], [0.0, 1.0], [5.0, 1.0, 2.0], [0.0, 0.1, 0.5, 9.0], [1.0, 2.0, 4.0, 3.0]]
+    effects = Effects(loss=3.0, sources=without, layers=[0.0])
+    assert agreement(load_run(path), effects) == pytest.approx(0)
+    effects = Effects(loss=3.0, sources=[*without[:4], [4.0, 3.0, 2.0, 1.0]], layers=[0.0])
+    assert agreement(load_run(path), effects) == pytest.approx((1 + 0.8) / 2)
+    assert agreement(load_run(path), Effects(loss=3.0, sources=None, layers=[])) is None
 
 
 @pytest.mark.parametrize(
