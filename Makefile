@@ -15,8 +15,8 @@ test: .venv/installed
 test-distributed: .venv/installed
 	$(BIN)/python -m pytest -m dist
 
-# Before a commit: of every fast test one case, another at each commit.
 FAST := not slow and not browser and not dist
+# Before a commit: of every fast test one case, another at each commit.
 check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -23,6 +23,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    drawn = [each[zlib.crc32((seed + test).encode()) % len(each)] for test, each in cases.items()]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(drawn)])
-    items[:] = drawn
+    drawn = {each[zlib.crc32((seed + test).encode()) % len(each)] for test, each in cases.items()}
+    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+    items[:] = [item for item in items if item in drawn]  # as pytest has ordered them

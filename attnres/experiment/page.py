@@ -26,7 +26,11 @@ def columns(study: Study, arms: Sequence[ArmSummary]) -> list[Column]:
         Column(title="Loss", cells=[_text(each.mean, ".4f") for each in arms]),
         Column(title="sd", cells=[_text(each.sd, ".4f") for each in arms]),
         Column(title="Minus standard", cells=[_difference_text(each.difference) for each in arms]),
-        *([Column(title=f"Minus {study.beside}", cells=beside)] if study.beside else []),
+        *(
+            [Column(title=f"Minus {study.beside}", cells=beside)]
+            if study.beside is not None
+            else []
+        ),
         Column(title="Seeds", cells=[_seeds(each) for each in arms]),
         Column(title="Rate", cells=[_rate(each) for each in arms]),
         Column(title="Parameters", cells=[f"{each.n_params:,}" for each in arms]),

@@ -77,8 +77,10 @@ class Study:
                 raise ValueError(f"{name} must be one or more, each once, got {values}")
         if self.tuning_seed in self.seeds:
             raise ValueError(f"tuning_seed {self.tuning_seed} is among seeds {self.seeds}")
-        for name in (*self.paper, *filter(None, [self.beside])):
+        for name in (*self.paper, *([] if self.beside is None else [self.beside])):
             self._check_arm(name)
+        if self.beside == REFERENCE:
+            raise ValueError(f"beside is {REFERENCE!r}, from which there are differences anyway")
 
     def residual(self, arm: str) -> ResidualConfig:
         """ValueError for a method or a setting that this version does not have."""

@@ -118,7 +118,8 @@ def notes(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
 
 
 def _notes_on_trust(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
-    differences = [each.difference for each in arms if each.difference is not None]
+    every = (each for arm in arms for each in (arm.difference, arm.beside))
+    differences = [each for each in every if each is not None]
     widths = [d.half_width for d in differences if d.half_width is not None]
     few = [d.n_pairs for d in differences if d.n_pairs < ENOUGH]
     if few:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: arXiv:2502.16982, section 2.1
 N_ITERATIONS = 5
 SMALLEST_NORM = 1e-7  # below it a gradient stays small
-SMALL = 2**16  # entries of a matrix, under which starting an operation takes longer than it
+SMALL = 2**14  # entries of a parameter up to which a stack of them was faster
 STACKED = 2**21  # entries that are copied into one stack at most
 
 
@@ -77,7 +77,7 @@ class Muon(Optimizer):
         """One step of parameters of one shape, dtype and device."""
         aheads = [self._ahead(param, group) for param in params]
         stack = torch.stack(aheads) if len(aheads) > 1 else aheads[0][None]
-        updates = orthogonal(stack, group["dtype"] or _dtype_for(stack)).flatten(-3, -2)
+        updates = orthogonal(stack, group["dtype"] or _dtype_for(params[0])).flatten(-3, -2)
         size = 0.2 * math.sqrt(max(stack.shape[-2:]))
         for param, update in zip(params, updates, strict=True):
             param.mul_(1 - group["lr"] * group["weight_decay"])
@@ -102,9 +102,11 @@ def _stacks(params: list[Tensor]) -> Iterator[list[Tensor]]:
         if isinstance(param, DTensor) or param.numel() > SMALL:
             yield [param]  # gathered one at a time, or busy by itself
         else:
-            alike.setdefault((param.shape, param.dtype, param.device), []).append(param)
+            assert param.grad is not None  # `step` takes no other
+            kind = (param.shape, param.dtype, param.grad.dtype, param.device)
+            alike.setdefault(kind, []).append(param)
     for stack in alike.values():
-        n_together = STACKED // stack[0].numel()
+        n_together = STACKED // max(1, stack[0].numel())
         yield from (stack[i : i + n_together] for i in range(0, len(stack), n_together))
 
 

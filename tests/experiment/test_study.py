@@ -43,6 +43,7 @@ def test_all_arms_try_all_rates_with_the_tuning_seed_and_the_best_with_every_see
         ({"tuning_seed": 1}, "tuning_seed 1 is among"),
         ({"paper": {"other": 1.0}}, "no arm 'other'"),
         ({"beside": "other"}, "no arm 'other'"),
+        ({"beside": "standard"}, "beside is 'standard', from which"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(changes, words):

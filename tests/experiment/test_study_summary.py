@@ -115,6 +115,7 @@ def test_differences_from_an_arm_that_the_study_names_stand_beside():
     assert from_full.half_width == from_standard.half_width
     lines = page.to_markdown(study, [*arms.values()]).splitlines()
     assert "| Minus standard | Minus full | Seeds |" in lines[2]
+    assert "Of 4 intervals" in lines[-2]
     assert any(f"| {MISSING} | +0.2000 ± 0.2484 | 3 |" in line for line in lines)
     (block,) = (r for r in csv.DictReader(io.StringIO(page.to_csv([arms["block"]]))))
     assert float(block["beside"]) == pytest.approx(18.1 / 3 - 4.8)

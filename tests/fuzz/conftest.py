@@ -1,6 +1,6 @@
 """Fuzz tests draw the same examples each time, so that a run of the tests says what the last did.
 
-`HYPOTHESIS_PROFILE=search` draws new ones, and many more; `few` the first of them.
+`HYPOTHESIS_PROFILE=search` draws new ones, and many more; `few` draws ten.
 """
 
 import os

@@ -81,7 +81,11 @@ def moved_together(weights, dtype, n_steps=3):
 
 @pytest.mark.parametrize("stacked", [90, muon.STACKED])
 def test_small_matrices_of_one_shape_move_as_if_alone(monkeypatch, stacked):
-    weights = [random(8, 6, 5)[i] for i in range(5)] + [random(3, 6, 5), random(4, 9)]
+    weights = [random(8, 6, 5)[i] for i in range(5)] + [
+        random(3, 6, 5),
+        random(3, 6, 5).neg(),
+        random(4, 9),
+    ]
     monkeypatch.setattr(muon, "SMALL", 0)
     plain, exact = (moved_together(weights, dtype) for dtype in (torch.float32, torch.float64))
     monkeypatch.undo()
@@ -108,6 +112,14 @@ def test_only_small_matrices_of_one_kind_go_together(monkeypatch):
     assert sorted(sizes) == [
         (1, 1, 5, 6), (1, 1, 5, 6), (1, 1, 6, 6), (1, 1, 6, 6), (2, 1, 5, 6),
     ]  # fmt: skip
+
+
+def test_a_matrix_without_entries_is_stepped_over():
+    empty, full = nn.Parameter(torch.ones(0, 5)), nn.Parameter(torch.ones(2, 5))
+    empty.grad, full.grad = torch.ones(0, 5), torch.ones(2, 5)
+    Muon([empty, full], lr=0.5).step()
+    assert empty.shape == (0, 5)
+    assert not torch.equal(full, torch.ones(2, 5))
 
 
 def test_parts_of_rows_are_matrices_of_their_own():
