@@ -48,6 +48,7 @@ soak: .venv/installed
 bench: .venv/bench
 	$(BIN)/python benchmarks/depth_attention.py --json build/bench/depth_attention.json $(BENCH)
 	$(BIN)/python benchmarks/train_step.py --json build/bench/train_step.json $(BENCH)
+	$(BIN)/python benchmarks/path_parts.py --json build/bench/path_parts.json
 	$(BIN)/python benchmarks/decode.py --threads 1 --json build/bench/decode.json $(BENCH)
 	$(BIN)/python benchmarks/prefill.py --json build/bench/prefill.json $(BENCH)
 

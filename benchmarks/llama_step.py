@@ -24,6 +24,7 @@ from attnres.residual import RESIDUALS, residual_from_json
 VOCAB_SIZE, HEAD_DIM, SUBLAYERS_PER_LAYER = 4096, 64, 2
 N_BLOCKS = 8
 STANDARD = "standard"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 METHODS = ("attn_res", "two_phase")  # timed where the library has them
 LAYOUTS = {"Block": {"n_blocks": N_BLOCKS}, "Full": {}}
 DEFINED_BY = "attn_res"  # the others have its parameters and its numbers

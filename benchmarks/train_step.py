@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from command import run_command
 from llama_step import (
+    DTYPES,
     STANDARD,
     Size,
     Variant,
@@ -39,7 +40,6 @@ from report import print_goals, print_steps, print_table, write_json
 from rounds import Case, Samples, Timing, measure, ratio, summary
 from step_goals import goals_of
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PLAIN_PATH, STANDARD_STEP = "path: plain sum", "step: standard"
 
 

@@ -134,6 +134,20 @@ def test_a_step_of_inference_is_timed_in_every_way_of_reading(name, tiny):
         assert (row["step_ratio"] is not None) == who.endswith("auto")
 
 
+def test_a_residual_path_is_taken_apart(tmp_path):
+    file = tmp_path / "parts.json"
+    tiny = ["--threads", "1", "--rounds", "3", *SIZE, "--json", str(file)]
+    done = run([str(FOLDER / "path_parts.py"), *tiny])
+    assert done.returncode == 0, done.stderr
+    for row in json.loads(file.read_text())["rows"]:
+        assert row["who"] in done.stdout
+        assert row["forward"] > 0 < row["backward"]
+        parts = ("forward", "backward", "additions", "rest")
+        assert row["total"] == pytest.approx(sum(row[part] for part in parts))
+    refused = run([str(FOLDER / "path_parts.py"), "--dtype", "float8"])
+    assert refused.stderr.strip() == "dtype is one of float32, bfloat16, got float8"
+
+
 def test_peak_memory_counts_parameters_gradients_and_activations():
     size = {"dim": 64, "batch": 1, "dtype": "float32", "n_layers": 4, "n_tokens": 8}
     job = {"variant": None, "size": size, "checkpointing": True, "threads": 1}
