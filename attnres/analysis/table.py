@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
+LETTERS_A_COLUMN = 16  # of a terminal: a figure, and the name of a run in two lines
 OF_THE_RESIDUAL = ("model.residual.", "optim.depth_")  # the standard one has nothing to train
 
 
@@ -200,6 +201,14 @@ def rich_columns(shown: Sequence[Column]) -> Table:
     for cells in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*map(Text, cells))
     return table
+
+
+def rich_tables(shown: Sequence[Column], width: int) -> list[Table]:
+    """As many tables as a terminal of so many letters needs, the first column leading each."""
+    first, *others = shown
+    n_letters = max(map(len, [first.title, *first.cells]))
+    n = max(1, (width - n_letters) // LETTERS_A_COLUMN)
+    return [rich_columns([first, *others[i : i + n]]) for i in range(0, len(others), n)]
 
 
 def to_markdown(shown: Sequence[Column]) -> str:

@@ -33,7 +33,7 @@ def dynamics(arguments: list[str]) -> None:
 
     from attnres.analysis import dynamics_page
     from attnres.analysis.runs import load_runs
-    from attnres.analysis.table import rich_columns, to_markdown
+    from attnres.analysis.table import rich_tables, to_markdown
     from attnres.train.run_folder import write_atomically
 
     runs = [run for run in load_runs(folder) if run.rows("probe")]
@@ -44,7 +44,8 @@ def dynamics(arguments: list[str]) -> None:
     write_atomically(folder / "dynamics.md", page)
     write_atomically(folder / "dynamics.csv", dynamics_page.to_csv(runs))
     _draw(folder / "dynamics", lambda theme: dynamics_page.dynamics_figure(runs, theme))
-    Console().print(rich_columns(table))
+    console = Console()
+    console.print(*rich_tables(table, console.width))
     print(f"{words}\npage: {folder / 'dynamics.md'}")
 
 

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from attnres.analysis.runs import load_runs
-from attnres.analysis.table import columns, rich_table, summary_table
+from attnres.analysis.table import Column, columns, rich_table, rich_tables, summary_table
 
 
 def cells(folder, title):
@@ -96,3 +96,13 @@ def test_terminal_table_has_every_run_as_it_is_named(folder, make):
     assert "[red]x" in text
     assert "attn_res, 4 blocks of 3" in text
     assert "2,612,345" in text
+
+
+def test_a_terminal_has_several_tables_of_many_columns_and_all_of_them():
+    names = [f"run{i}" for i in range(7)]
+    shown = [Column(title="Figure", cells=["a long figure"], is_number=False)]
+    shown += [Column(title=name, cells=["0.123"]) for name in names]
+    tables = rich_tables(shown, 64)  # 13 letters, and room for three columns
+    found = [[column.header.plain for column in table.columns] for table in tables]
+    assert found == [["Figure", *names[i : i + 3]] for i in (0, 3, 6)]
+    assert len(rich_tables(shown, 1)) == 7, "one at least"
