@@ -1,5 +1,9 @@
 """One case of each test is drawn, the same for a seed."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +13,15 @@ NAMES = [f"test_a.py::test_x[{i}-[b]]" for i in range(9)] + [
     "test_a.py::test_y",
     "test_b.py::test_x",
 ]
+
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("i", [*range(3), *(pytest.param(i, marks=pytest.mark.slow)
+                                            for i in range(3, 9))])
+def test_x(i):
+    pass
+"""
 
 
 def run(seed: str | None) -> tuple[list[str], list[str]]:
@@ -35,3 +48,16 @@ def test_in_time_every_case_is_drawn():
 
 def test_without_a_seed_all_are_run():
     assert run(None) == (NAMES, [])
+
+
+def test_what_a_mark_leaves_out_is_not_drawn(tmp_path):
+    (tmp_path / "test_cases.py").write_text(CASES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: as here")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "one_case", "-p", "no:cacheprovider"]
+    for seed in "cdf":  # each would draw a slow case of all nine
+        options = ["-m", "not slow", "--one-case", seed]
+        done = subprocess.run(
+            [*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert "1 passed, 8 deselected" in done.stdout, done.stdout + done.stderr
