@@ -135,7 +135,7 @@ def implementation(name: str, device: torch.device) -> Implementation:
         ValueError: there is none of that name, or it does not take tensors on `device`.
         RuntimeError: it does not run on this machine; the message says why.
     """
-    if name not in LOADERS:
+    if not isinstance(name, str) or name not in LOADERS:
         known = ", ".join(sorted(LOADERS))
         raise ValueError(f"no implementation {name!r} of depth attention; there are: {known}")
     devices = LOADERS[name].devices

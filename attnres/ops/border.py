@@ -26,6 +26,7 @@ def as_sources(sources: Sequence[Tensor] | Tensor, source_dim: int = 0) -> Seque
         if (
             source.shape != first.shape
             or source.device != first.device
+            or source.layout is not torch.strided
             or not _is_wide_enough(source.dtype)
         ):
             _refuse(i, source, first)
@@ -37,7 +38,7 @@ def as_sources(sources: Sequence[Tensor] | Tensor, source_dim: int = 0) -> Seque
 def check_parameter(name: str, parameter: Tensor, source: Tensor, n_queries: int | None) -> None:
     """ValueError for a query or key weight that is not [D], or [Q, D] where there are queries."""
     if not isinstance(parameter, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {parameter!r}")
+        raise ValueError(f"{name} must be a tensor, got a {type(parameter).__name__}")
     dim = source.shape[-1]
     shape = (dim,) if n_queries is None else (n_queries, dim)
     if parameter.shape != shape:
@@ -85,6 +86,7 @@ def _stack(tensor: Tensor, source_dim: int) -> Stack:
     n_axes = tensor.dim()
     if (
         not isinstance(source_dim, int)
+        or isinstance(source_dim, bool)
         or n_axes < 2
         or not -n_axes <= source_dim < n_axes
         or source_dim % n_axes == n_axes - 1
@@ -98,6 +100,8 @@ def _stack(tensor: Tensor, source_dim: int) -> Stack:
 def _refuse(i: int, source: Tensor, first: Tensor) -> NoReturn:
     if not _is_wide_enough(source.dtype):
         raise ValueError(f"source {i} must be floating point, 16 bits or more, got {source.dtype}")
+    if source.layout is not torch.strided:
+        raise ValueError(f"source {i} must be a dense tensor, got one of layout {source.layout}")
     if source.shape != first.shape:
         raise ValueError(
             f"sources must have one shape: source {i} has {list(source.shape)}, "

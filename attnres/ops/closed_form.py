@@ -88,11 +88,16 @@ def fill(
 def statistics(folded_QD: Tensor, sources: Sequence[Tensor], eps: float) -> tuple[Tensor, Tensor]:
     """1 / rms of each source, [S, ...], and its logit for each query, [Q, S, ...]."""
     dtype, dim = folded_QD.dtype, folded_QD.shape[-1]
-    norm_S = torch.stack([torch.linalg.vector_norm(v, dim=-1, dtype=dtype) for v in sources])
+    wide = [_side_by_side(v.to(dtype)) for v in sources]
+    norm_S = torch.stack([torch.linalg.vector_norm(v, dim=-1) for v in wide])
     rstd_S = torch.rsqrt(norm_S.square() / dim + eps)
-    wide = [v.to(dtype) for v in sources]
     dots_QS = torch.stack([torch.stack([v @ folded_D for v in wide]) for folded_D in folded_QD])
     return rstd_S, rstd_S * dots_QS
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """A copy of what is expanded along the width: torch adds that up number by number."""
+    return x.contiguous() if x.stride(-1) == 0 else x
 
 
 def _with_given(logits_QS: Tensor, given: Given | None) -> Tensor:
@@ -123,7 +128,7 @@ def slope(
     for q, (alpha_S, e_D) in enumerate(zip(alpha_QS, grads, strict=True)):
         slope_S = torch.zeros_like(alpha_S)
         if e_D is not None:
-            values = [v.to(e_D.dtype) for v in _values(sources, given, q)]
+            values = [_side_by_side(v.to(e_D.dtype)) for v in _values(sources, given, q)]
             inner_S = torch.stack([torch.linalg.vecdot(v, e_D) for v in values])
             slope_S = alpha_S * (inner_S - (alpha_S * inner_S).sum(dim=0))
         slopes.append(slope_S if grad_lse_Q is None else slope_S + alpha_S * grad_lse_Q[q])

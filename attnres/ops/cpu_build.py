@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ VARIANTS = {
     "portable": (),
 }
 COMPILE_TIMEOUT_S = 300
+LOADS = """
+import ctypes, sys
+try:
+    import torch  # whose OpenMP it then shares
+except ImportError:  # while a wheel is built
+    pass
+library = ctypes.CDLL(sys.argv[1])
+library.attnres_forward, library.attnres_backward, library.attnres_quick
+"""
 
 
 def variants() -> list[str]:
@@ -59,7 +69,7 @@ def file_name(variant: str) -> str:
 
 
 def build(variant: str, folder: Path) -> Path:
-    """Compile beside the file's place and move it there, so that no process loads half of one."""
+    """Compile beside the file's place, load it, and move it there: no process meets a bad one."""
     file = folder / file_name(variant)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as place:
@@ -71,8 +81,17 @@ def build(variant: str, folder: Path) -> Path:
             raise RuntimeError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s") from error
         if status != 0 or not unfinished.exists():
             raise RuntimeError(f"{command[0]} failed: {_first_error(errors)}")
+        _check_that_it_loads(unfinished, command[0])
         os.replace(unfinished, file)
     return file
+
+
+def _check_that_it_loads(file: Path, compiler: str) -> None:
+    """RuntimeError where it does not, in a process of its own, which a damaged library ends."""
+    status, errors = _run([sys.executable, "-c", LOADS, str(file.resolve())])
+    if status != 0:
+        last = errors.strip().splitlines()[-1:] or [f"exit status {status}"]
+        raise RuntimeError(f"{compiler} wrote a library that does not load: {last[0]}")
 
 
 def _run(command: list[str]) -> tuple[int, str]:

@@ -89,15 +89,19 @@ class MemoryKernel:
     def takes(self, inputs: Sequence[Tensor | None]) -> bool:
         """Whether these are memory that the kernel reads, and nobody records what is done.
 
+        A tensor may stand for what is not in its memory: its negative, or zeros.
+
         Raises:
             RuntimeError: a transform of torch.func or forward-mode autograd; neither would see
                 what the kernel does.
         """
         if torch.compiler.is_compiling() or not {*PLAIN, type(None)}.issuperset(map(type, inputs)):
             return False
-        _refuse_transforms(inputs)
+        refuse_transforms(inputs)
         folded_QD = inputs[0]
         assert folded_QD is not None
+        if any(x is not None and (x.is_neg() or x._is_zerotensor()) for x in inputs):
+            return False
         return folded_QD.device.type == self.device_type and not _is_recorded()
 
 
@@ -116,7 +120,8 @@ def is_watched() -> bool:
     )
 
 
-def _refuse_transforms(inputs: Sequence[Tensor | None]) -> None:
+def refuse_transforms(inputs: Sequence[Tensor | None]) -> None:
+    """RuntimeError under a transform of torch.func, or forward-mode autograd of one of these."""
     is_dual = forward_ad._current_level >= 0 and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs
     )

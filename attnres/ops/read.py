@@ -8,7 +8,15 @@ from torch import Tensor
 
 from attnres.ops import deviation, gradient_sink, reference
 from attnres.ops.deviation import Around
-from attnres.ops.kernel import Given, Kernel, MemoryKernel, SourceGradients, Upstream, gradient_like
+from attnres.ops.kernel import (
+    Given,
+    Kernel,
+    MemoryKernel,
+    SourceGradients,
+    Upstream,
+    gradient_like,
+    refuse_transforms,
+)
 from attnres.ops.precision import without_autocast
 from attnres.ops.sources import Stack, tensors_of
 
@@ -39,6 +47,8 @@ def read(
         return lse_Q, mix_QD.unbind(0) if split else (mix_QD,)
     plan = Plan(kernel, eps, split, stacked_along)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        if not torch.compiler.is_compiling():
+            refuse_transforms(inputs)
         lse_Q, *mixes = _Read.apply(plan, gradient_sink.witness(tensors), *inputs)
         return lse_Q, tuple(mixes)
     result = kernel.forward(folded_QD, sources, given, eps)
@@ -63,8 +73,8 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return _differentiable_backward(ctx, grad_outputs)
+        if not torch.compiler.is_compiling() and _is_transformed(grad_outputs):
+            return _backward_by_reference(ctx, grad_outputs)
         plan, needed = ctx.plan, ctx.needs_input_grad
         folded_QD, sources, given, saved = _inputs(ctx)
         gradients, into = _destinations(ctx, sources)
@@ -135,8 +145,19 @@ def _open_owners(ctx: Any) -> list[Any | None]:
     return owners
 
 
-def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) -> tuple:
-    """The gradients as a graph of their own (create_graph=True), by way of the reference."""
+def _is_transformed(grad_outputs: Sequence[Tensor | None]) -> bool:
+    """Under create_graph=True, or with many upstream gradients at once (is_grads_batched=True)."""
+    return torch.is_grad_enabled() or any(g is not None and _is_batched(g) for g in grad_outputs)
+
+
+def _is_batched(x: Tensor) -> bool:
+    functorch: Any = torch._C._functorch
+    return functorch.is_legacy_batchedtensor(x) or functorch.is_batchedtensor(x)
+
+
+def _backward_by_reference(ctx: Any, grad_outputs: Sequence[Tensor | None]) -> tuple:
+    """The gradients, as a graph of their own where grad mode is on."""
+    is_kept = torch.is_grad_enabled()
     if all(g is None for g in grad_outputs):
         return (None,) * len(ctx.needs_input_grad)
     folded_QD, sources, given, _ = _inputs(ctx)
@@ -152,7 +173,7 @@ def _differentiable_backward(ctx: Any, grad_outputs: Sequence[Tensor | None]) ->
         needed = ctx.needs_input_grad[2:]
         wanted = [x for x, n in zip(aliases, needed, strict=True) if n]
         found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=True
+            [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=is_kept
         )
     gradients = iter(found)
     return None, None, *(next(gradients) if n else None for n in needed)

@@ -36,6 +36,8 @@ V = torch.ones(2, 3, 4)
             r"source 0 must be floating point, 16 bits or more, got torch\.complex64",
         ),
         (D4, [V.to(torch.float8_e5m2)], D4, r"source 0 must be .* got torch\.float8_e5m2"),
+        (D4, [V, V.to_sparse()], D4, r"source 1 must be a dense tensor, got one of .*sparse_coo"),
+        ([1.0] * 4, [V], D4, "query_D must be a tensor, got a list"),
         (D4, [V, V, V[:1]], D4, r"source 2 has \[1, 3, 4\], source 0 has \[2, 3, 4\]"),
         (D4, [V, D4], D4, r"source 1 has \[4\], source 0 has \[2, 3, 4\]"),
         (D4, [V, V.to("meta")], D4, "source 1 is on meta, source 0 on cpu"),
@@ -67,7 +69,7 @@ def test_epsilon_must_be_finite_and_not_negative(op, eps):
 
 
 @every_op
-@pytest.mark.parametrize("name", ["no_such_kernel", "Reference", ""])
+@pytest.mark.parametrize("name", ["no_such_kernel", "Reference", "", 3])
 def test_an_unknown_implementation_is_an_error_that_names_the_known_ones(op, name):
     with pytest.raises(
         ValueError, match=f"{name!r}.*there are: closed_form, cpu, reference, triton"

@@ -69,6 +69,26 @@ def test_a_compiler_that_fails_is_named_once_and_plain_pytorch_runs(tmp_path, li
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("then", "cause"),
+    [
+        ('truncate -s 20000 "$last"', "exit status -"),  # a bus error
+        ('echo "int x;" | c++ -shared -x c++ - -o "$last"', "undefined symbol: attnres_forward"),
+    ],
+    ids=["truncated", "empty"],
+)
+def test_a_library_that_does_not_load_is_never_kept(tmp_path, then, cause):
+    lines = ["for last; do :; done", 'c++ "$@" || exit 1', then]
+    done = _python(READ, tmp_path, CXX=_compiler(tmp_path, *lines))
+    assert done.returncode == 0, done.stderr
+    (message,) = done.stdout.strip().splitlines()
+    assert "plain PyTorch" in message
+    assert "compiler wrote a library that does not load: " in message
+    assert cause in message
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@pytest.mark.slow
 def test_a_compiler_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", _compiler(tmp_path, f"sh -c 'sleep 2; echo > {tmp_path}/alive'"))
     monkeypatch.setattr(cpu_build, "COMPILE_TIMEOUT_S", 0.5)

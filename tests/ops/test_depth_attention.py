@@ -93,6 +93,23 @@ def test_memory_layout_of_sources_is_free(impl, view, dtype):
 
 
 @every_impl
+def test_one_number_may_stand_for_all_of_a_wide_source(impl):
+    read = random_read(4, 64, 1027)
+    assert_within_budget(
+        replace(read, sources=[s[..., :1].expand_as(s) for s in read.sources]), impl
+    )
+
+
+@every_impl
+def test_a_source_may_be_the_negative_of_its_memory(impl):
+    z_T1 = torch.randn(4, 1, dtype=torch.complex64)
+    source_T1 = z_T1.conj().imag
+    assert source_T1.is_neg()
+    read = random_read(2, 4, 1)
+    assert_within_budget(replace(read, sources=[source_T1, *read.sources]), impl)
+
+
+@every_impl
 @every_dtype
 def test_upstream_gradient_may_be_expanded_or_strided(impl, dtype):
     read = random_read(3, 4, 6, dtype=dtype)
