@@ -6,7 +6,7 @@
 One process imports the working tree, one the files of the other commit. They take turns, a sample
 each, and change who begins, so that what else the machine does meets both. A case fails where the
 median of the rounds' ratios is beyond the bound and at least three quarters of the rounds agree:
-two trees of the same files differ by less.
+two trees of the same files differ by less. A tree whose op errs is not timed.
 """
 
 import json
@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+
+from correctness import WrongError
 
 ROOT = Path(__file__).parents[1]
 BOUND = 1.10  # of working tree over commit; what two equal trees differ by is in CONTRIBUTING.md
@@ -119,7 +121,10 @@ def _ask(worker: Any, case: str) -> float:
     line = worker.stdout.readline()
     if not line:
         raise ValueError(f"the process of {worker.args[-1]} ended, asked for {case}")
-    return json.loads(line)
+    answer = json.loads(line)
+    if isinstance(answer, str):
+        raise WrongError(f"{worker.args[-1]}: {answer}")
+    return answer
 
 
 def work(tree: str) -> None:
@@ -133,8 +138,34 @@ def work(tree: str) -> None:
     for line in sys.stdin:
         name = line.strip()
         if name not in calls:
+            if findings := _findings(name.rpartition(", ")[2]):
+                print(json.dumps("; ".join(findings)), flush=True)
+                continue
             calls[name] = _call(name)
         print(json.dumps(measure({name: calls[name]}, Timing(1, 0.0, 1))[name][0]), flush=True)
+
+
+def _findings(dtype: str) -> list[str]:
+    """What the op errs by, held to its definition in float64."""
+    import torch
+    from contestants import Inputs, random_inputs, sources_of
+    from correctness import ODD, compare, outputs_and_gradients
+
+    from attnres.ops import depth_attention
+
+    def by(impl: str | None) -> Any:
+        def prepare(x: Inputs) -> Any:
+            return lambda: depth_attention(x["query"], sources_of(x), x["key_weight"], impl=impl)
+
+        return prepare
+
+    inputs = random_inputs(*ODD, getattr(torch, dtype))
+    exact = {name: x.double() for name, x in inputs.items()}
+    return compare(
+        outputs_and_gradients(by(None), inputs),
+        outputs_and_gradients(by("reference"), inputs),
+        outputs_and_gradients(by("reference"), exact),
+    )
 
 
 def _call(name: str) -> Any:

@@ -218,6 +218,26 @@ def test_the_gate_fails_where_the_op_is_slower_in_most_rounds_alone():
     assert run(["-c", code]).stdout.split() == ["True", "False", "False", "False"]
 
 
+def test_a_tree_whose_op_errs_is_not_compared_and_no_costs_are_fitted_to_it():
+    code = """
+import gate, calibrate_reads
+from attnres.ops.cpu import kernel
+print(gate._findings("float32"))
+quick = kernel().quick
+right = quick.read
+quick.read = lambda queries, *others, **more: right([1.01 * q for q in queries], *others, **more)
+try:
+    calibrate_reads.check()
+except calibrate_reads.WrongError as wrong:
+    print(wrong)
+"""
+    done = run(["-c", WRONG + code])
+    assert done.returncode == 0, done.stderr
+    gate, *fitted = done.stdout.splitlines()
+    assert "mix errs by " in gate
+    assert [line.split(" by ")[0] for line in fitted] == ["mix errs", "lse errs"]
+
+
 def test_the_gate_compares_two_trees_and_refuses_a_commit_that_is_none():
     done = run(["benchmarks/gate.py", "--ref", "HEAD", "--rounds", "2", "--bound", "1000"])
     assert done.returncode == 0, done.stderr

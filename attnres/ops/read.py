@@ -151,7 +151,7 @@ def _is_transformed(grad_outputs: Sequence[Tensor | None]) -> bool:
 
 
 def _is_batched(x: Tensor) -> bool:
-    functorch: Any = torch._C._functorch
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  not in its stubs
     return functorch.is_legacy_batchedtensor(x) or functorch.is_batchedtensor(x)
 
 
