@@ -8,6 +8,8 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # docs/faq.md, "Is it slow?"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+# of the programs that tests start; pyproject.toml has the same for the tests themselves
+os.environ["PYTHONWARNINGS"] = "ignore:depth attention on cpu runs in plain PyTorch"
 if os.environ.get("ATTNRES_TEST_DEVICE", "cpu") == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on CPU tensors
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch._dynamo
 from depth_methods import random_residual
+from implementations import needs_compiler, needs_cpu_kernel
 from tiny_models import build, tokens
 from torch import Tensor
 from transformers import CompileConfig
@@ -40,6 +41,7 @@ def all_reads(residual: Any, embed_BTD: Tensor) -> list[Tensor]:
     return [*reads, residual.finish(state)]
 
 
+@needs_cpu_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("dim", [24, 33, 120])
 @pytest.mark.parametrize("config", EXACT, ids=lambda config: type(config).__name__)
@@ -150,6 +152,9 @@ def test_a_static_cache_compiles_as_one_graph(residual):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_compile_anew")
-@pytest.mark.parametrize(("backend", "chunk_tokens"), [("eager", 4), ("inductor", None)])
+@pytest.mark.parametrize(
+    ("backend", "chunk_tokens"),
+    [("eager", 4), pytest.param("inductor", None, marks=needs_compiler)],
+)
 def test_compiled_code_gives_the_same_text(backend, chunk_tokens):
     assert_compiled_text("block", backend, chunk_tokens)

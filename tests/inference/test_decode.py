@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from error_budget import assert_as_good_as
+from implementations import needs_cpu_kernel
 from tiny_models import build, tokens
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -92,6 +93,7 @@ def test_one_phase_is_bit_for_bit_the_read_with_gradients(layout):
     assert all(map(torch.equal, actual, expected))
 
 
+@needs_cpu_kernel
 def test_sums_and_reads_are_one_call_of_the_kernel_each(monkeypatch):
     """A block of three asks once; each of its other readers makes the sum and goes on from it."""
     kernel, calls = cpu.kernel().quick, []
@@ -310,6 +312,7 @@ def test_text_and_state_dict_are_those_of_one_phase(residual):
     assert isinstance(model.residual, ReadsQuickly)
 
 
+@needs_cpu_kernel
 def test_a_read_and_the_norm_after_it_are_one_call(monkeypatch):
     """But at depth 0, where the norm has a hook and where it is the final one."""
     monkeypatch.setattr(quick, "_quick_reads", lambda impl: cpu.kernel().quick)

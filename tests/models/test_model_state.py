@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tiny_families
 import torch
+from implementations import needs_compiler
 from tiny_models import (
     FAMILIES,
     build,
@@ -194,7 +195,7 @@ def assert_no_source_twice(reader: nn.Module, arguments: tuple[Any, ...]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
 def test_compiled_is_eager(backend):
     assert_compiled_is_eager(build("qwen3"), backend)
 
@@ -212,7 +213,7 @@ def test_compiled_is_eager_in_families_of_other_layers(family):
         ("centered", "aot_eager"),
         ("sum", "aot_eager"),
         ("mean", "aot_eager"),
-        ("centered", "inductor"),
+        pytest.param("centered", "inductor", marks=needs_compiler),
     ],
 )
 def test_a_compiled_conversion_is_the_eager_one(form, backend):

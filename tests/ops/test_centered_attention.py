@@ -3,12 +3,12 @@
 import pytest
 import torch
 from error_budget import EPS, Read, assert_as_good_as, random_read, stack_sources
+from implementations import KERNELS
 from torch import Tensor
 
 from attnres import depth_attention
 from attnres.ops import centered_attention
 
-IMPLS = ["closed_form", "cpu"]
 SHAPES = [
     (1, 1, 1, 8),
     (3, 2, 37, 123),
@@ -35,7 +35,7 @@ def forward_backward(read: Read, impl: str) -> dict[str, Tensor]:
 
 
 @all_shapes
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_output_and_every_gradient_are_within_the_budget(shape, impl, dtype):
     read = random_read(*shape).to(dtype)
@@ -47,7 +47,7 @@ def test_output_and_every_gradient_are_within_the_budget(shape, impl, dtype):
 
 
 @all_shapes
-@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+@pytest.mark.parametrize("impl", ["reference", *KERNELS])
 def test_it_is_the_mix_times_the_number_of_sources(shape, impl):
     read = random_read(*shape, dtype=torch.float64)
     actual = forward_backward(read, impl)["out"]
@@ -56,7 +56,7 @@ def test_it_is_the_mix_times_the_number_of_sources(shape, impl):
 
 
 @all_shapes
-@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+@pytest.mark.parametrize("impl", ["reference", *KERNELS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_zero_query_gives_the_stream_and_its_gradient_bit_for_bit(shape, impl, dtype):
     read = random_read(*shape).to(dtype)
@@ -75,7 +75,7 @@ def test_a_zero_query_gives_the_stream_and_its_gradient_bit_for_bit(shape, impl,
         assert found["query"].any()
 
 
-@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+@pytest.mark.parametrize("impl", ["reference", *KERNELS])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_source_that_is_not_finite_makes_its_token_nan_and_no_other(impl, bad):
     read = random_read(3, 5, 4)
@@ -87,7 +87,7 @@ def test_a_source_that_is_not_finite_makes_its_token_nan_and_no_other(impl, bad)
     assert torch.equal(out_TD[[0, 1, 3, 4]], stream_TD[[0, 1, 3, 4]])
 
 
-@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+@pytest.mark.parametrize("impl", ["reference", *KERNELS])
 def test_first_and_second_derivatives(impl):
     read = random_read(3, 2, 4, dtype=torch.float64)
 

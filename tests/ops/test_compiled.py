@@ -3,7 +3,7 @@
 import pytest
 import torch
 from error_budget import forward_backward, random_read
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_compiler
 
 from attnres import depth_attention
 
@@ -13,6 +13,7 @@ def test_traced_equals_eager_for_any_number_of_tokens(impl):
     _assert_compiled_equals_eager(impl, backend="aot_eager", token_counts=(5, 1, 0))
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_closed_form_equals_eager(dtype):
@@ -20,6 +21,7 @@ def test_compiled_closed_form_equals_eager(dtype):
     _assert_compiled_equals_eager("closed_form", "inductor", (5,), dtype)
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_compiled_equals_eager_for_any_number_of_tokens(impl):

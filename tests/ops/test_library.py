@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from implementations import needs_cpu_kernel
 
 from attnres.ops.backends import implementation
+
+pytestmark = needs_cpu_kernel
 
 
 def _tensors(dtype: torch.dtype, requires_grad: bool):

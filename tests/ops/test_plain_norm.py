@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from error_budget import EPS, assert_as_good_as, random_read
+from implementations import needs_compiler
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
@@ -34,6 +35,7 @@ def kernels(tmp_path_factory):
     return found
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_compiler
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from attnres.ops import depth_attention_queries, merge
@@ -172,6 +172,7 @@ def test_traced_equals_eager_for_any_number_of_tokens(impl):
     _assert_compiled_equals_eager(impl, "aot_eager", (5, 1, 0))
 
 
+@needs_compiler
 @pytest.mark.slow
 @every_impl
 def test_compiled_equals_eager_for_any_number_of_tokens(impl):

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 from error_budget import EPS, Read, assert_as_good_as, random_read
+from implementations import needs_compiler, needs_cpu_kernel
 from torch import Tensor, nn
 
 from attnres import depth_attention
 from attnres.ops import centered_attention, cpu, cpu_build, quick, reference
 from attnres.ops.cpu import CpuKernel
 
-KERNEL = cpu.kernel()
+pytestmark = needs_cpu_kernel
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -57,6 +58,7 @@ def test_a_read_around_a_stream_is_that_of_the_long_way(n_sources, shape, dtype)
     assert torch.equal(mix_D, expected)
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", cpu_build.variants()[1:])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)  # float64 has no finer oracle
@@ -148,7 +150,7 @@ def test_threads_change_nothing():
     threads = torch.get_num_threads()
     for n in (1, 2, 3):
         torch.set_num_threads(n)
-        found = KERNEL.quick.read([read.query_D], [read.key_weight_D], [*read.sources], EPS)
+        found = cpu.kernel().quick.read([read.query_D], [read.key_weight_D], [*read.sources], EPS)
         assert found is not None
         mixes += found.mixes
     torch.set_num_threads(threads)

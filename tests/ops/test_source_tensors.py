@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from implementations import IMPLEMENTATIONS, KERNELS
+from implementations import IMPLEMENTATIONS, KERNELS, needs_cpu_kernel
 from torch import Tensor
 
 from attnres import depth_attention, depth_weights
@@ -103,6 +103,7 @@ def _addresses_read(monkeypatch, call: Callable[[], object]) -> list[int]:
     return found
 
 
+@needs_cpu_kernel
 @pytest.mark.parametrize(("shape", "source_dim"), PLACES[:-1], ids=str)  # the last has two strides
 def test_the_cpu_kernel_reads_and_writes_a_bank_in_place(monkeypatch, shape, source_dim):
     implementation("cpu", torch.device("cpu"))

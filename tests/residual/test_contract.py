@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from depth_methods import CONFIGS, ONE_OF_A_KIND, one_input
+from implementations import needs_compiler
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -86,6 +87,7 @@ def test_traced_equals_eager(config):
     _assert_compiled_equals_eager(config, "aot_eager")
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ONE_OF_A_KIND, ids=format_residual)
 def test_compiled_equals_eager(config):

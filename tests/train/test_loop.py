@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from implementations import needs_compiler
 from tiny_runs import RESIDUALS, final_weights, recipe, repeatable, rows, train_until
 from torch import nn
 
@@ -133,6 +134,7 @@ def test_gradient_checkpointing_changes_no_bit(text, tmp_path, monkeypatch):
     assert repeatable(tmp_path / "checkpointed") == repeatable(tmp_path / "plain")
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_compiled_run_has_the_losses_of_an_eager_one(text, tmp_path):
     own = recipe(text, n_steps=3)
