@@ -30,7 +30,8 @@ class Fused:
         """In plain PyTorch for every kernel: weights are for looking at."""
         sources = of_one_dtype(sources)
         folded_QD = _fold(query_D, sources, key_weight_D)
-        _, logits_QS = closed_form.statistics(folded_QD, sources, eps)
+        wide = [source.to(folded_QD.dtype) for source in sources]  # so that a gradient is cast once
+        _, logits_QS = closed_form.statistics(folded_QD, wide, eps)
         return logits_QS[0].softmax(dim=0)
 
     def depth_attention_queries(

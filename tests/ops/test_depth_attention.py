@@ -7,6 +7,7 @@ import pytest
 import torch
 from error_budget import Read, assert_within_budget, forward_backward, random_read
 from implementations import IMPLEMENTATIONS, install
+from op_budget import assert_op_within_budget, of_weights, random_inputs
 
 from attnres import depth_attention, depth_weights
 from attnres.ops.backends import implementation
@@ -171,6 +172,14 @@ def test_weights_are_those_of_the_mix_in_the_dtype_of_the_arithmetic(impl, dtype
     mix_D = sum(a.unsqueeze(-1) * v for a, v in zip(alpha_S, read.sources, strict=True))
     assert isinstance(mix_D, torch.Tensor)
     torch.testing.assert_close(forward_backward(read, impl)["mix"], mix_D.to(dtype))
+
+
+@every_impl
+@every_dtype
+@pytest.mark.parametrize("shape", [(3, 5, 5, 1), (1, 2, 3, 3), (1, 9, 2, 37, 123)], ids=str)
+def test_weights_and_their_gradients_are_as_exact_as_the_reference(impl, shape, dtype):
+    """Queries, of which the first reads, sources, then the shape of a source."""
+    assert_op_within_budget(of_weights, random_inputs(*shape, dtype=dtype), impl)
 
 
 @every_impl

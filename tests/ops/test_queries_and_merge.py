@@ -1,19 +1,25 @@
 """Phase 1 and phase 2: several queries at once, and going on from a mix."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from error_budget import EPS, assert_as_good_as, random_read, stack_sources
+from error_budget import EPS
 from implementations import IMPLEMENTATIONS
-from torch import Tensor
+from op_budget import (
+    Tensors,
+    assert_op_within_budget,
+    forward_backward,
+    of_merge,
+    of_queries,
+    of_split_queries,
+    random_inputs,
+    random_merge_inputs,
+    sources_of,
+)
 from torch.autograd import gradcheck, gradgradcheck
 
 from attnres import depth_attention
 from attnres.ops import depth_attention_queries, merge, split_queries
 
-Tensors = dict[str, Tensor]
-Op = Callable[[Tensors, str], Tensors]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [  # queries, sources, then the shape of a source
     (1, 1, 1, 8),
@@ -32,106 +38,11 @@ every_impl = pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def _inputs(n_queries: int, n_sources: int, *shape: int, dtype=torch.float32) -> Tensors:
-    """Sources of unequal size, and logits of order one that differ from query to query."""
-    read = random_read(n_sources, *shape, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(7)
-    noise_QD = torch.randn(n_queries, shape[-1], generator=generator, dtype=torch.float64)
-    inputs = {
-        "queries": read.query_D + noise_QD / shape[-1] ** 0.5,
-        "key_weights": read.key_weight_D + noise_QD / 8,
-        **{f"source {i}": source for i, source in enumerate(read.sources)},
-    }
-    return {name: x.to(dtype) for name, x in inputs.items()}
-
-
-def _merge_inputs(n_sources: int, *shape: int, dtype=torch.float32) -> Tensors:
-    """As of one query, with the mix of other sources; its lse is as wide as the arithmetic."""
-    inputs = _inputs(1, n_sources + 1, *shape, dtype=dtype)
-    mix_D = inputs.pop(f"source {n_sources}")
-    generator = torch.Generator().manual_seed(8)
-    lse = torch.randn(shape[:-1], generator=generator, dtype=torch.float64)
-    wide = torch.promote_types(dtype, torch.float32)
-    return {**inputs, "mix": mix_D, "lse": lse.to(wide)}
-
-
-def _sources(inputs: Tensors) -> list[Tensor]:
-    return [x for name, x in inputs.items() if name.startswith("source ")]
-
-
-def _queries(inputs: Tensors, impl: str) -> Tensors:
-    mix_QD, lse_Q = depth_attention_queries(
-        inputs["queries"], _sources(inputs), inputs["key_weights"], eps=EPS, impl=impl
-    )
-    return {"mixes": mix_QD, "lses": lse_Q}
-
-
-def _split(inputs: Tensors, impl: str) -> Tensors:
-    mixes, lses = split_queries(
-        inputs["queries"], _sources(inputs), inputs["key_weights"], eps=EPS, impl=impl
-    )
-    return {f"mix {q}": x for q, x in enumerate(mixes)} | {
-        f"lse {q}": x for q, x in enumerate(lses)
-    }
-
-
-def _merge(inputs: Tensors, impl: str) -> Tensors:
-    (query_D,), (key_weight_D,) = inputs["queries"], inputs["key_weights"]
-    mix_D, lse = merge(
-        inputs["mix"],
-        inputs["lse"],
-        _sources(inputs),
-        query_D,
-        key_weight_D,
-        eps=EPS,
-        impl=impl,
-    )
-    return {"merged": mix_D, "merged lse": lse}
-
-
-def _forward_backward(op: Op, inputs: Tensors, impl: str, through: str = "") -> Tensors:
-    """Outputs, and gradients of all inputs, by name; `through` some of the outputs alone."""
-    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-    outputs = op(leaves, impl)
-    generator = torch.Generator().manual_seed(9)
-    upstream = {
-        name: torch.randn(x.shape, generator=generator, dtype=torch.float64)
-        .to(inputs["queries"].dtype)
-        .to(x.dtype)
-        for name, x in outputs.items()
-    }
-    used = {name: x for name, x in outputs.items() if through in name}
-    gradients = torch.autograd.grad(
-        list(used.values()),
-        list(leaves.values()),
-        [upstream[name] for name in used],
-        allow_unused=True,
-    )
-    pairs = zip(leaves.items(), gradients, strict=True)
-    found = {
-        f"{name} gradient" if "source" not in name else name: torch.zeros_like(x)
-        if gradient is None
-        else gradient
-        for (name, x), gradient in pairs
-    }
-    return {name: x.detach() for name, x in outputs.items()} | found
-
-
-def _assert_within_budget(op: Op, inputs: Tensors, impl: str, through: str = "") -> None:
-    exact = {name: x.double() for name, x in inputs.items()}
-    actual, plain, exact = (
-        stack_sources(_forward_backward(op, given, name, through))
-        for given, name in ((inputs, impl), (inputs, "reference"), (exact, "reference"))
-    )
-    for name in exact:
-        assert_as_good_as(actual[name], plain[name], exact[name], name)
-
-
 @every_impl
 @every_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_queries_are_as_exact_as_the_reference(impl, shape, dtype):
-    _assert_within_budget(_queries, _inputs(*shape, dtype=dtype), impl)
+    assert_op_within_budget(of_queries, random_inputs(*shape, dtype=dtype), impl)
 
 
 @every_impl
@@ -139,7 +50,7 @@ def test_queries_are_as_exact_as_the_reference(impl, shape, dtype):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_merge_is_as_exact_as_the_reference(impl, shape, dtype):
     _, *rest = shape
-    _assert_within_budget(_merge, _merge_inputs(*rest, dtype=dtype), impl)
+    assert_op_within_budget(of_merge, random_merge_inputs(*rest, dtype=dtype), impl)
 
 
 @every_impl
@@ -147,20 +58,22 @@ def test_a_merge_is_as_exact_as_the_reference(impl, shape, dtype):
 @pytest.mark.parametrize("through", ["lse", "mix", "mix 1", "lse 2"])
 def test_gradients_through_some_outputs_alone(impl, dtype, through):
     """What is not used has no gradient, which is not a gradient of zeros to read."""
-    _assert_within_budget(_split, _inputs(3, 4, 131, 24, dtype=dtype), impl, through)
+    assert_op_within_budget(
+        of_split_queries, random_inputs(3, 4, 131, 24, dtype=dtype), impl, through
+    )
 
 
 @every_impl
 @every_dtype
 @pytest.mark.parametrize("through", ["merged lse", "merged"])
 def test_gradients_of_a_merge_through_one_output_alone(impl, dtype, through):
-    _assert_within_budget(_merge, _merge_inputs(3, 131, 24, dtype=dtype), impl, through)
+    assert_op_within_budget(of_merge, random_merge_inputs(3, 131, 24, dtype=dtype), impl, through)
 
 
 @every_impl
 def test_split_queries_are_those_in_one_tensor(impl):
-    inputs = _inputs(4, 3, 5, 24)
-    together, apart = _queries(inputs, impl), _split(inputs, impl)
+    inputs = random_inputs(4, 3, 5, 24)
+    together, apart = of_queries(inputs, impl), of_split_queries(inputs, impl)
     for q in range(4):
         assert torch.equal(apart[f"mix {q}"], together["mixes"][q])
         assert torch.equal(apart[f"lse {q}"], together["lses"][q])
@@ -169,8 +82,8 @@ def test_split_queries_are_those_in_one_tensor(impl):
 @every_impl
 @every_dtype
 def test_one_query_is_depth_attention(impl, dtype):
-    inputs = _inputs(1, 5, 6, 24, dtype=dtype)
-    sources = _sources(inputs)
+    inputs = random_inputs(1, 5, 6, 24, dtype=dtype)
+    sources = sources_of(inputs)
     mix_QD, lse_Q = depth_attention_queries(
         inputs["queries"], sources, inputs["key_weights"], impl=impl
     )
@@ -182,12 +95,12 @@ def test_one_query_is_depth_attention(impl, dtype):
 
 @every_impl
 def test_lse_is_the_logarithm_of_the_sum_of_exponentials(impl):
-    inputs = _inputs(2, 3, 4, 8, dtype=torch.float64)
-    sources = torch.stack(_sources(inputs))
+    inputs = random_inputs(2, 3, 4, 8, dtype=torch.float64)
+    sources = torch.stack(sources_of(inputs))
     keys = sources / (sources.square().mean(-1, keepdim=True) + EPS).sqrt()
     folded_QD = inputs["queries"] * inputs["key_weights"]
     expected_Q = torch.einsum("qd,std->qst", folded_QD, keys).exp().sum(1).log()
-    torch.testing.assert_close(_queries(inputs, impl)["lses"], expected_Q)
+    torch.testing.assert_close(of_queries(inputs, impl)["lses"], expected_Q)
 
 
 SPLITS = [  # sources of phase 1, then those of each merge
@@ -204,12 +117,12 @@ SPLITS = [  # sources of phase 1, then those of each merge
 @pytest.mark.parametrize("dim", [1, 7])
 def test_any_split_in_any_order_is_one_read(impl, split, dim):
     def one_read(inputs: Tensors, impl: str) -> Tensors:
-        mix_QD, lse_Q = _queries(inputs, impl).values()
+        mix_QD, lse_Q = of_queries(inputs, impl).values()
         return {"mix": mix_QD[0], "lse": lse_Q[0]}
 
     def in_parts(inputs: Tensors, impl: str) -> Tensors:
         sources, (query_D,), (key_weight_D,) = (
-            _sources(inputs),
+            sources_of(inputs),
             inputs["queries"],
             inputs["key_weights"],
         )
@@ -222,9 +135,9 @@ def test_any_split_in_any_order_is_one_read(impl, split, dim):
             mix_D, lse = merge(mix_D, lse, given, query_D, key_weight_D, eps=EPS, impl=impl)
         return {"mix": mix_D, "lse": lse}
 
-    inputs = _inputs(1, 5, 3, dim, dtype=torch.float64)
-    actual = _forward_backward(in_parts, inputs, impl)
-    for name, value in _forward_backward(one_read, inputs, "reference").items():
+    inputs = random_inputs(1, 5, 3, dim, dtype=torch.float64)
+    actual = forward_backward(in_parts, inputs, impl)
+    for name, value in forward_backward(one_read, inputs, "reference").items():
         torch.testing.assert_close(
             actual[name], value, atol=1e-12, rtol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
         )
@@ -232,9 +145,9 @@ def test_any_split_in_any_order_is_one_read(impl, split, dim):
 
 @every_impl
 def test_gradients_are_those_of_finite_differences_twice(impl):
-    queries = _inputs(2, 2, 2, 3, dtype=torch.float64)
-    merged = _merge_inputs(2, 2, 3, dtype=torch.float64)
-    for op, inputs in ((_queries, queries), (_merge, merged)):
+    queries = random_inputs(2, 2, 2, 3, dtype=torch.float64)
+    merged = random_merge_inputs(2, 2, 3, dtype=torch.float64)
+    for op, inputs in ((of_queries, queries), (of_merge, merged)):
         names = list(inputs)
         leaves = [x.requires_grad_() for x in inputs.values()]
 
@@ -248,47 +161,41 @@ def test_gradients_are_those_of_finite_differences_twice(impl):
 
 @every_impl
 def test_a_huge_lse_leaves_the_mix_and_a_tiny_one_leaves_the_sources(impl):
-    inputs = _merge_inputs(1, 4, 8)
+    inputs = random_merge_inputs(1, 4, 8)
     source_D = inputs["source 0"]
     for lse, expected in ((1e4, inputs["mix"]), (-1e4, source_D)):
         lse_T = torch.full((4,), lse)
-        mix_D, _ = _merge({**inputs, "lse": lse_T}, impl).values()
+        mix_D, _ = of_merge({**inputs, "lse": lse_T}, impl).values()
         torch.testing.assert_close(mix_D, expected)
-        found = _forward_backward(_merge, {**inputs, "lse": lse_T}, impl)
+        found = forward_backward(of_merge, {**inputs, "lse": lse_T}, impl)
         assert all(x.isfinite().all() for x in found.values())
 
 
 @every_impl
 @pytest.mark.parametrize("frozen", ["queries", "key_weights", "source 1", "mix", "lse"])
 def test_freezing_an_input_changes_no_other_gradient(impl, frozen):
-    for op, inputs in ((_split, _inputs(3, 3, 4, 8)), (_merge, _merge_inputs(3, 4, 8))):
+    for op, inputs in (
+        (of_split_queries, random_inputs(3, 3, 4, 8)),
+        (of_merge, random_merge_inputs(3, 4, 8)),
+    ):
         if frozen not in inputs:
             continue
-        expected = _forward_backward(op, inputs, impl)
-        leaves = {n: x.detach().requires_grad_(n != frozen) for n, x in inputs.items()}
-        outputs = op(leaves, impl)
-        generator = torch.Generator().manual_seed(9)
-        upstream = [
-            torch.randn(x.shape, generator=generator, dtype=torch.float64).float()
-            for x in outputs.values()
-        ]
-        torch.autograd.backward(list(outputs.values()), upstream)
-        for name, leaf in leaves.items():
-            value = expected[name if "source" in name else f"{name} gradient"]
-            if name == frozen:
-                assert leaf.grad is None
-            else:
-                assert leaf.grad is not None
-                assert torch.equal(leaf.grad, value), name
+        whole = forward_backward(op, inputs, impl)
+        part = forward_backward(op, inputs, impl, frozen=[frozen])
+        assert whole.keys() - part.keys() == {
+            frozen if "source" in frozen else f"{frozen} gradient"
+        }
+        for name, value in part.items():
+            assert torch.equal(value, whole[name]), name
 
 
 @every_impl
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
 def test_mix_and_sources_meet_in_the_widest_dtype(impl, wide):
-    inputs = _merge_inputs(2, 4, 8, dtype=torch.bfloat16)
-    exact = _merge({name: x.to(wide) for name, x in inputs.items()}, "reference")
+    inputs = random_merge_inputs(2, 4, 8, dtype=torch.bfloat16)
+    exact = of_merge({name: x.to(wide) for name, x in inputs.items()}, "reference")
     for name in ("mix", "source 1"):
-        found = _forward_backward(_merge, {**inputs, name: inputs[name].to(wide)}, impl)
+        found = forward_backward(of_merge, {**inputs, name: inputs[name].to(wide)}, impl)
         assert found["merged"].dtype == found["merged lse"].dtype == wide
         torch.testing.assert_close(found["merged"], exact["merged"])
         torch.testing.assert_close(found["merged lse"], exact["merged lse"])
@@ -301,10 +208,10 @@ def test_mix_and_sources_meet_in_the_widest_dtype(impl, wide):
 @every_dtype
 def test_autocast_changes_no_bit(impl, dtype):
     for op, inputs in (
-        (_queries, _inputs(2, 3, 4, 8, dtype=dtype)),
-        (_merge, _merge_inputs(3, 4, 8, dtype=dtype)),
+        (of_queries, random_inputs(2, 3, 4, 8, dtype=dtype)),
+        (of_merge, random_merge_inputs(3, 4, 8, dtype=dtype)),
     ):
-        expected = _forward_backward(op, inputs, impl)
+        expected = forward_backward(op, inputs, impl)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             actual = op(inputs, impl)
         for name, value in actual.items():
@@ -313,7 +220,10 @@ def test_autocast_changes_no_bit(impl, dtype):
 
 @every_impl
 def test_two_runs_are_equal_to_the_bit(impl):
-    for op, inputs in ((_queries, _inputs(3, 9, 50, 64)), (_merge, _merge_inputs(3, 50, 64))):
-        first, second = (_forward_backward(op, inputs, impl) for _ in range(2))
+    for op, inputs in (
+        (of_queries, random_inputs(3, 9, 50, 64)),
+        (of_merge, random_merge_inputs(3, 50, 64)),
+    ):
+        first, second = (forward_backward(op, inputs, impl) for _ in range(2))
         for name, value in first.items():
             assert torch.equal(value, second[name]), name
