@@ -5,7 +5,7 @@ PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-distributed check coverage bench bench-gate soak pretrained docs package-test
+.PHONY: demo test test-distributed test-triton check coverage bench bench-gate soak pretrained docs package-test
 demo: .venv/installed
 	$(BIN)/attnres demo
 
@@ -14,6 +14,12 @@ test: .venv/installed
 
 test-distributed: .venv/installed
 	$(BIN)/python -m pytest -m dist
+
+# The Triton kernels on another release of Triton: make test-triton TRITON=3.7.1
+TRITON ?= 3.7.1
+test-triton: .venv/installed
+	$(BIN)/pip install --quiet --no-deps --upgrade --target build/triton-$(TRITON) triton==$(TRITON)
+	PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -m pytest -n 2 tests/ops/test_triton.py tests/ops/test_triton_ops.py tests/ops/test_triton_ahead_of_time.py
 
 FAST := not slow and not browser and not dist
 # Before a commit: of every fast test one case, another at each commit.

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from implementations import needs_cpu_kernel
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -134,6 +135,7 @@ def test_a_step_of_inference_is_timed_in_every_way_of_reading(name, tiny):
         assert (row["step_ratio"] is not None) == who.endswith("auto")
 
 
+@needs_cpu_kernel
 def test_a_residual_path_is_taken_apart(tmp_path):
     file = tmp_path / "parts.json"
     tiny = ["--threads", "1", "--rounds", "3", *SIZE, "--json", str(file)]
@@ -218,6 +220,7 @@ def test_the_gate_fails_where_the_op_is_slower_in_most_rounds_alone():
     assert run(["-c", code]).stdout.split() == ["True", "False", "False", "False"]
 
 
+@needs_cpu_kernel
 def test_a_tree_whose_op_errs_is_not_compared_and_no_costs_are_fitted_to_it():
     code = """
 import gate, calibrate_reads

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from implementations import needs_compiler
 
 from attnres.ops import cpu_build
 
@@ -69,6 +70,7 @@ def test_a_compiler_that_fails_is_named_once_and_plain_pytorch_runs(tmp_path, li
 
 
 @pytest.mark.slow
+@needs_compiler
 @pytest.mark.parametrize(
     ("then", "cause"),
     [
