@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["law_figure", "notes", "tables", "to_markdown", "write"]
 
+LABELS_A_PANEL = 5  # at most, of so many letters as a budget has
 N_CURVE = 60  # budgets at which a law is drawn
 
 
@@ -84,6 +85,17 @@ def notes(
         yield f"Most refits find no floor: these points do not show one, of {', '.join(floorless)}."
 
 
+def apart(budgets: Sequence[float]) -> list[str]:
+    """A label for each rising budget, empty where it would touch the next on a log axis."""
+    least = math.log(budgets[-1] / budgets[0]) / LABELS_A_PANEL
+    labels, following = [], math.inf
+    for budget in reversed(budgets):
+        is_shown = math.log(following / budget) >= least
+        labels.append(f"{budget:.3g}" if is_shown else "")
+        following = budget if is_shown else following
+    return labels[::-1]
+
+
 def law_figure(
     points: Points, estimates: Sequence[Estimate], reference: str, theme: Theme
 ) -> Figure:
@@ -114,7 +126,7 @@ def law_figure(
     budgets = [*points.of(reference)[0]]
     for axes in (losses, ratios):
         axes.set_xscale("log")
-        axes.set_xticks(budgets, [f"{budget:.3g}" for budget in budgets])
+        axes.set_xticks(budgets, apart(budgets))
         axes.xaxis.set_minor_locator(NullLocator())
     losses.set_yscale("log")
     losses.yaxis.set_minor_formatter("{x:.3g}")

@@ -10,6 +10,7 @@ from call_command import call_command
 from attnres.analysis import paper
 from attnres.analysis.bootstrap import Plan, estimate
 from attnres.analysis.fit import HUBER, Law, fit, has_no_floor, multiplier
+from attnres.analysis.fit_page import apart
 from attnres.analysis.points import Drawing, Points, read_points
 
 BUDGET_P = np.array([1e13, 3e13, 1e14, 4e14, 2e15])
@@ -269,3 +270,9 @@ def test_a_run_that_diverged_is_no_run(tmp_path):
     budget_P, loss_P = read_points(tmp_path / "rows.csv").of("a")
     assert budget_P.tolist() == [1, 2]
     assert loss_P == pytest.approx([2, 1.6])
+
+
+def test_budgets_near_each_other_share_a_label():
+    assert apart([1.0, 2.0, 20.0, 100.0]) == ["", "2", "20", "100"]
+    assert apart([1.0, 10.0, 100.0]) == ["1", "10", "100"]
+    assert apart([3.0]) == ["3"]
