@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["law_figure", "notes", "tables", "to_markdown", "write"]
 
-LABELS_A_PANEL = 5  # at most, of so many letters as a budget has
+LABELS_A_PANEL = 4  # at most, of so many letters as a budget has
 N_CURVE = 60  # budgets at which a law is drawn
 
 
