@@ -137,6 +137,7 @@ def test_the_environment_names_the_default(tmp_path):
 
 
 @pytest.mark.slow
+@needs_compiler
 def test_processes_that_compile_at_once_get_one_whole_library(tmp_path):
     code = READ + "print([b.runs for b in backends() if b.name == 'cpu'])"
     command = [sys.executable, "-c", PLAIN + code]
