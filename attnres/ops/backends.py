@@ -4,21 +4,14 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from attnres.ops import closed_form, reference
 from attnres.ops.fused import Fused
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _constant(function: F) -> F:
-    """As `torch.compiler.assume_constant_result`, which would import the whole compiler."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  read by the compiler
-    return function
+from attnres.ops.precision import constant
 
 
 class Implementation(Protocol):
@@ -146,7 +139,7 @@ def implementation(name: str, device: torch.device) -> Implementation:
     return loaded[name]
 
 
-@_constant
+@constant
 def fastest_impl(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
     """Name of the implementation that `impl=None` takes for sources of `dtype` on `device`.
 
@@ -173,7 +166,7 @@ def _default(device_type: str) -> str:
     return wanted if runs_here(wanted) else FALLBACK
 
 
-@_constant
+@constant
 def runs_here(name: str) -> bool:
     """Load an implementation once; whether it runs."""
     if name not in loaded and name not in _causes:

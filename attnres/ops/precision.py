@@ -1,10 +1,24 @@
 """In which dtype depth attention computes, and in which it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant(function: F) -> F:
+    """As `torch.compiler.assume_constant_result`, which would import the whole compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  read by the compiler
+    return function
+
+
+@constant  # the compiler of torch 2.11 cannot look into it
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
 
 
 def result_dtype(sources: Sequence[Tensor]) -> torch.dtype:
@@ -23,7 +37,6 @@ def compute_dtype(sources: Sequence[Tensor]) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Keeps the arithmetic in `compute_dtype`; the meta device has no autocast to switch off."""
-    available = torch.amp.is_autocast_available(device.type)
-    if not available or not torch.is_autocast_enabled(device.type):
+    if not _has_autocast(device.type) or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
