@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 import torch
+from error_budget import assert_as_good_as
 from torch import nn
 
 from attnres.train import muon
 from attnres.train.muon import Muon, orthogonal
-from tests.error_budget import assert_as_good_as
 
 SETTINGS: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.3}
 
