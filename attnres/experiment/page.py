@@ -20,17 +20,11 @@ IN_A_TERMINAL = ("Arm", "Loss", "Minus standard", "Seeds", "Rate", "Paper: minus
 
 def columns(study: Study, arms: Sequence[ArmSummary]) -> list[Column]:
     """The table as text, for a page or a terminal."""
-    beside = [_difference_text(each.beside) for each in arms]
     own = [
         Column(title="Arm", cells=[each.arm for each in arms], is_number=False),
         Column(title="Loss", cells=[_text(each.mean, ".4f") for each in arms]),
         Column(title="sd", cells=[_text(each.sd, ".4f") for each in arms]),
-        Column(title="Minus standard", cells=[_difference_text(each.difference) for each in arms]),
-        *(
-            [Column(title=f"Minus {study.beside}", cells=beside)]
-            if study.beside is not None
-            else []
-        ),
+        *differences(study, arms),
         Column(title="Seeds", cells=[_seeds(each) for each in arms]),
         Column(title="Rate", cells=[_rate(each) for each in arms]),
         Column(title="Parameters", cells=[f"{each.n_params:,}" for each in arms]),
@@ -47,6 +41,17 @@ def columns(study: Study, arms: Sequence[ArmSummary]) -> list[Column]:
             cells=[_text(each.paper_difference, "+.3f") for each in arms],
         ),
     ]
+
+
+def differences(study: Study, arms: Sequence[ArmSummary]) -> list[Column]:
+    """From "standard" and, where the study names one, from another arm."""
+    columns = [
+        Column(title="Minus standard", cells=[_difference_text(each.difference) for each in arms])
+    ]
+    if study.beside is not None:
+        beside = [_difference_text(each.beside) for each in arms]
+        columns.append(Column(title=f"Minus {study.beside}", cells=beside))
+    return columns
 
 
 def rich_table(study: Study, arms: Sequence[ArmSummary]) -> "Table":

@@ -7,9 +7,12 @@ from typing import NamedTuple
 from attnres.analysis.compute import Compute, training_compute
 from attnres.analysis.points import Points, gather
 from attnres.analysis.table import Column
+from attnres.experiment.page import differences
 from attnres.experiment.results import Row
 from attnres.experiment.study import Study, quick
-from attnres.experiment.summary import ArmSummary, final_losses, summarise
+from attnres.experiment.summary import final_losses, summarise
+
+IN_A_TERMINAL = ("Point", "Arm", "Sublayers", "C", "Loss", "Minus standard", "Seeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class Sweep:
     studies: Mapping[str, Study]
 
     def __post_init__(self):
-        kinds = {(tuple(s.arms.items()), s.base.data) for s in self.studies.values()}
+        kinds = {(tuple(s.arms.items()), s.beside, s.base.data) for s in self.studies.values()}
         if len(kinds) != 1:
             raise ValueError(f"the points of sweep {self.name!r} differ in arms or text")
         for point in self.studies:
@@ -68,7 +71,7 @@ def columns(found: Sequence[At]) -> list[Column]:
             cells=[f"{compute_of(at.study, a.arm).total('attention'):.3g}" for at, a in lines],
         ),
         Column(title="Loss", cells=["" if a.mean is None else f"{a.mean:.4f}" for _, a in lines]),
-        Column(title="Minus standard", cells=[_difference(arm) for _, arm in lines]),
+        *differences(found[0].study, [arm for _, arm in lines]),
         Column(title="Seeds", cells=[str(arm.n_seeds - arm.n_diverged) for _, arm in lines]),
         Column(title="Rate", cells=["" if a.lr is None else f"{a.lr:g}" for _, a in lines]),
     ]
@@ -76,7 +79,7 @@ def columns(found: Sequence[At]) -> list[Column]:
 
 def for_a_terminal(table: Sequence[Column]) -> list[Column]:
     """Those of `columns` that 80 characters hold: a point says its size."""
-    return [column for column in table if column.title not in ("Width", "Tokens", "Rate")]
+    return [column for column in table if column.title in IN_A_TERMINAL]
 
 
 def points_of(found: Sequence[At], counting: str = "attention") -> Points:
@@ -113,10 +116,3 @@ def _lines(found: Sequence[At]) -> Iterator[str]:
 
 def _n_tokens(study: Study) -> int:
     return study.base.n_steps * study.base.tokens_per_step
-
-
-def _difference(arm: ArmSummary) -> str:
-    if arm.difference is None:
-        return ""
-    mean, half_width, _ = arm.difference
-    return f"{mean:+.4f}" + ("" if half_width is None else f" ± {half_width:.4f}")

@@ -5,12 +5,14 @@ import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from call_command import call_command
 from tiny_study import finals, make_row, make_study
 
 import attnres
+from attnres.analysis.table import MISSING
 from attnres.experiment import sweep
 from attnres.experiment.folder import load_study, points
 from attnres.experiment.results import best_lr, due, n_left, write_rows
@@ -133,6 +135,21 @@ def test_in_a_terminal_of_80_letters_no_word_is_broken(folder, monkeypatch, caps
     words = out.split()
     for column in sweep.for_a_terminal(sweep.columns(found)):
         assert all(word in words for cell in column.cells for word in cell.split())
+
+
+def test_differences_from_an_arm_that_the_points_name_stand_on_the_page(folder, capsys):
+    runs = (folder / "runs.py").read_text()
+    (folder / "runs.py").write_text(runs.replace("seeds=(0, 1),", 'seeds=(0, 1), beside="full",'))
+    rows = write_points(folder)[0].rows
+    standard, full = (
+        fmean(row.report_loss for row in rows if (row.phase, row.arm) == ("final", arm))
+        for arm in ("standard", "full")
+    )
+    _, out, _ = call_command("experiment", [folder, "--summary"], capsys)
+    page = (folder / "summary.md").read_text()
+    assert "| Minus standard | Minus full |" in page
+    assert f"| {MISSING} | {standard - full:+.4f} ± " in page
+    assert "Minus full" not in out
 
 
 def test_points_without_a_law_still_have_their_table(folder, capsys):
