@@ -5,6 +5,10 @@ from attnres.analysis.table import settings_of
 
 STREAM_METHODS = {  # what a sublayer reads and writes, where no reader attends over depth
     "standard": "Each sublayer reads one running sum and adds its output to it.",
+    "scaled_embedding": (
+        "Each sublayer reads one running sum, begun by a multiple of the embedding, and adds its "
+        "output to it."
+    ),
     "highway": (
         "Each sublayer reads one stream; a gate of the token, or of each of its channels, then "
         "chooses between this stream and the sublayer's output."

@@ -28,6 +28,7 @@ from attnres.residual.muddformer import MuddFormer, MuddFormerConfig
 from attnres.residual.post_norm import DeepNormConfig, KeelConfig, PostNorm
 from attnres.residual.reading import ReadsQuickly
 from attnres.residual.reading_state import ReadingState
+from attnres.residual.scaled_embedding import ScaledEmbedding, ScaledEmbeddingConfig
 from attnres.residual.standard import Standard, StandardConfig
 from attnres.residual.summed import Summed, SummedConfig
 from attnres.residual.two_phase import TwoPhase, TwoPhaseConfig, TwoPhaseState
@@ -77,6 +78,8 @@ __all__ = [
     "ReadsQuickly",
     "Residual",
     "ResidualConfig",
+    "ScaledEmbedding",
+    "ScaledEmbeddingConfig",
     "Standard",
     "StandardConfig",
     "Summed",

@@ -22,6 +22,7 @@ from attnres.residual.layer_scale import LayerScaleConfig, ReZeroConfig
 from attnres.residual.mhc import ManifoldHyperConnectionsConfig
 from attnres.residual.muddformer import MuddFormerConfig
 from attnres.residual.post_norm import DeepNormConfig, KeelConfig
+from attnres.residual.scaled_embedding import ScaledEmbeddingConfig
 from attnres.residual.standard import StandardConfig
 from attnres.residual.summed import SummedConfig
 from attnres.residual.two_phase import TwoPhaseConfig
@@ -38,6 +39,7 @@ RESIDUALS: dict[str, Any] = {  # each a dataclass and a `ResidualConfig`
     "denseformer": DenseFormerConfig,
     "muddformer": MuddFormerConfig,
     "grn": GrnConfig,
+    "scaled_embedding": ScaledEmbeddingConfig,
     "highway": HighwayConfig,
     "rezero": ReZeroConfig,
     "layer_scale": LayerScaleConfig,

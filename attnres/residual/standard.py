@@ -10,16 +10,13 @@ from attnres.residual.base import Output, Residual, Start, Traffic, check_depth,
 from attnres.residual.coordinates import row_of_read
 
 
-class Standard(Residual[Tensor]):
-    """h = h + f(h); the state is the sum itself, BTD."""
+class RunningSum(Residual[Tensor]):
+    """h = h + f(h); the state is the sum itself, BTD. Abstract: a method says how it starts."""
 
     def __init__(self, n_sublayers: int):
         super().__init__()
         check_count("n_sublayers", n_sublayers)
         self.n_sublayers = n_sublayers
-
-    def start(self, embed_BTD: Tensor) -> Tensor:
-        return embed_BTD
 
     def read(self, state: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         check_depth(depth, self.n_sublayers - 1)
@@ -37,10 +34,6 @@ class Standard(Residual[Tensor]):
     def reset_parameters(self) -> None:
         """There are none."""
 
-    @property
-    def starts_as(self) -> Start:
-        return "standard"
-
     def stream(self, state: Tensor) -> Tensor:
         return state
 
@@ -51,6 +44,17 @@ class Standard(Residual[Tensor]):
         """arXiv:2603.15031, table 1: 3."""
         check_depth(depth, self.n_sublayers - 1)
         return Traffic(n_read=2, n_written=1)
+
+
+class Standard(RunningSum):
+    """The sum starts as the embedding."""
+
+    def start(self, embed_BTD: Tensor) -> Tensor:
+        return embed_BTD
+
+    @property
+    def starts_as(self) -> Start:
+        return "standard"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,13 @@ def _at(n_layers: int) -> Study:
     return Study(
         name=f"depth-L{2 * n_layers}",
         base=replace(base, model=replace(base.model, n_layers=n_layers)),
-        arms={"standard": "standard", "block": "attn_res:n_blocks=8", "full": "attn_res"},
+        arms={
+            "standard": "standard",
+            "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
+            "block": "attn_res:n_blocks=8",
+            "full": "attn_res",
+        },
+        beside="scaled",
         learning_rates=(5e-3, 1e-2, 2e-2, 4e-2),
         in_order=True,
         rates_of_reference=True,

@@ -36,7 +36,12 @@ def _at(n_layers: int, n_heads: int, n_steps: int) -> Study:
     return Study(
         name=f"depth_width-l{n_layers}h{n_heads}",
         base=replace(base, model=model, n_steps=n_steps),
-        arms={"standard": "standard", "full": "attn_res"},
+        arms={
+            "standard": "standard",
+            "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
+            "full": "attn_res",
+        },
+        beside="scaled",
         learning_rates=(1e-2, 2e-2, 4e-2),
         in_order=True,
         rates_of_reference=True,

@@ -10,27 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from attnres.experiment.study import Study
-from attnres.residual import (
-    RESIDUALS,
-    AttnRes,
-    AttnResConfig,
-    Standard,
-    StandardConfig,
-)
+from attnres.residual import RESIDUALS, AttnRes, AttnResConfig
 from attnres.train.recipes import small
 
 WIDTH, UNIT = 8.0, 50.0  # sqrt(64), as Gemma; 1 / 0.02, for a root mean square of 1 at the start
-
-
-class StandardOfScaled(Standard):
-    """The running sum from `scale` times the embedding on."""
-
-    def __init__(self, n_sublayers: int, scale: float):
-        super().__init__(n_sublayers)
-        self.scale = scale
-
-    def start(self, embed_BTD: Tensor) -> Tensor:
-        return super().start(self.scale * embed_BTD)
 
 
 class AttnResOfScaled(AttnRes):
@@ -40,17 +23,6 @@ class AttnResOfScaled(AttnRes):
 
     def start(self, embed_BTD: Tensor) -> Any:
         return super().start(self.scale * embed_BTD)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandardOfScaledConfig(StandardConfig):
-    scale: float
-
-    def build(self, dim: int, n_sublayers: int) -> StandardOfScaled:
-        return StandardOfScaled(n_sublayers, self.scale)
-
-    def describe(self, n_sublayers: int) -> dict[str, Any]:
-        return {**super().describe(n_sublayers), "scale": self.scale}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +38,13 @@ class AttnResOfScaledConfig(AttnResConfig):
         return {**super().describe(n_sublayers), "scale": self.scale}
 
 
-RESIDUALS["standard_of_scaled"] = StandardOfScaledConfig
 RESIDUALS["attn_res_of_scaled"] = AttnResOfScaledConfig
 
 
 def study() -> Study:
     arms = {"standard": "standard", "attn_res": "attn_res"}
     for scale in (WIDTH, UNIT):
-        for name in ("standard", "attn_res"):
-            arms[f"{name}-{scale:g}"] = f"{name}_of_scaled:scale={scale}"
+        arms[f"standard-{scale:g}"] = f"scaled_embedding:scale={scale}"
+        arms[f"attn_res-{scale:g}"] = f"attn_res_of_scaled:scale={scale}"
     rates = (1e-2, 2e-2, 4e-2)
     return Study(name="embedding", base=small(), arms=arms, learning_rates=rates, beside="attn_res")

@@ -7,6 +7,7 @@ from attnres.train.recipes import small
 SAME_AS_ATTN_RES = ("two_phase", "sum", "centered")  # the same model, up to an epsilon
 VARIANTS = {  # beside the method at its defaults, which is an arm of its own name
     "attn_res-block": "attn_res:sublayers_per_block=4",
+    "scaled_embedding-50": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
     "rezero-1": "rezero:init=1.0",
     "layer_scale-1": "layer_scale:init=1.0",
     "laurel-rank": "laurel:rank=16",

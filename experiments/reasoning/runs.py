@@ -28,10 +28,12 @@ def study() -> Study:
         ),
         arms={
             "standard": "standard",
+            "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
             "block": "attn_res:n_blocks=4",
             "full": "attn_res",
             "mhc": "mhc",
         },
         learning_rates=(4e-3, 8e-3, 1.6e-2),
         in_order=True,
+        beside="scaled",
     )

@@ -14,6 +14,7 @@ from attnres.residual import (
     LaurelConfig,
     LayerScaleConfig,
     ManifoldHyperConnectionsConfig,
+    ScaledEmbeddingConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -43,6 +44,8 @@ TEXTS = {
         n_blocks=8, readers_per_group=6
     ),
     "highway:gate=dense,bias=-1.5": HighwayConfig(gate="dense", bias=-1.5),
+    "scaled_embedding": ScaledEmbeddingConfig(),
+    "scaled_embedding:scale=50": ScaledEmbeddingConfig(scale=50),
     "layer_scale": LayerScaleConfig(),
     "laurel:weights=False,rank=8,n_previous=2": LaurelConfig(weights=False, rank=8, n_previous=2),
     "hyper:n_streams=2,dynamic=False,eps=1e-06": HyperConnectionsConfig(n_streams=2, dynamic=False),

@@ -23,6 +23,7 @@ from attnres.residual import (
     ManifoldHyperConnectionsConfig,
     MuddFormerConfig,
     ReZeroConfig,
+    ScaledEmbeddingConfig,
     StandardConfig,
     SummedConfig,
     TwoPhaseConfig,
@@ -52,6 +53,7 @@ PLAIN_SUMS = {  # a stream or partial sum is the sum of outputs, and nothing els
 }
 CONFIGS = {
     **PLAIN_SUMS,
+    "scaled embedding": ScaledEmbeddingConfig(scale=-3.0),
     "highway": HighwayConfig(),
     "highway, dense": HighwayConfig(gate="dense"),
     "rezero": ReZeroConfig(),
