@@ -16,6 +16,8 @@ SIZES = {  # width, layers, heads; MLP width is 11/4 of the width
     "w64": (64, 8, 2),
     "w80": (80, 10, 2),
 }
+RATES = (1e-2, 2e-2, 4e-2)
+FURTHER_RATES = {"w24": (8e-2,), "w32": (8e-2,), "w80": (5e-3,)}  # the best of RATES was at an edge
 TOKENS_PER_WEIGHT = 5
 ARMS = {
     "standard": "standard",
@@ -48,7 +50,7 @@ def _at(point: str) -> Study:
         name=f"scaling_law-{point}",
         base=base,
         arms=ARMS,
-        learning_rates=(1e-2, 2e-2, 4e-2),
+        learning_rates=tuple(sorted((*RATES, *FURTHER_RATES.get(point, ())))),
         in_order=True,
         rates_of_reference=True,
     )
