@@ -21,6 +21,7 @@ FURTHER_RATES = {"w24": (8e-2,), "w32": (8e-2,), "w80": (5e-3,)}  # the best of 
 TOKENS_PER_WEIGHT = 5
 ARMS = {
     "standard": "standard",
+    "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
     "block": "attn_res:n_blocks=4",
     "full": "attn_res",
     "mhc": "mhc",
@@ -53,6 +54,7 @@ def _at(point: str) -> Study:
         learning_rates=tuple(sorted((*RATES, *FURTHER_RATES.get(point, ())))),
         in_order=True,
         rates_of_reference=True,
+        beside="scaled",
     )
     n_weights = compute_of(found, "standard").weights / (6 * base.n_steps * base.tokens_per_step)
     n_steps = round(TOKENS_PER_WEIGHT * n_weights / base.tokens_per_step)
