@@ -20,7 +20,7 @@ class Sweep:
     """Studies by the name of their point, in order.
 
     Raises:
-        ValueError: no points, or points that differ in arms or text.
+        ValueError: no points, or points that differ in arms, `beside` or text.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Sweep:
     def __post_init__(self):
         kinds = {(tuple(s.arms.items()), s.beside, s.base.data) for s in self.studies.values()}
         if len(kinds) != 1:
-            raise ValueError(f"the points of sweep {self.name!r} differ in arms or text")
+            raise ValueError(f"the points of sweep {self.name!r} differ in arms, beside or text")
         for point in self.studies:
             if not point or set("/\0 ") & set(point):
                 raise ValueError(f"a point is named as a file is, got {point!r}")

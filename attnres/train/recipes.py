@@ -13,6 +13,8 @@ from attnres.train.kimi import KIMI
 from attnres.train.optim import OptimConfig
 from attnres.train.recipe import ModelConfig, Recipe
 
+SCALED = "scaled_embedding:scale=50.0"  # 1 / `init_std`: an embedding of root mean square 1
+
 
 def demo() -> Recipe:
     """A Llama of 12 layers that trains on two CPU cores in minutes."""

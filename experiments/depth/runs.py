@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attnres.experiment.study import Study
 from attnres.experiment.sweep import Sweep
-from attnres.train.recipes import small
+from attnres.train.recipes import SCALED, small
 
 N_LAYERS = (6, 12, 24, 48)  # 12 to 96 sublayers
 
@@ -20,7 +20,7 @@ def _at(n_layers: int) -> Study:
         base=replace(base, model=replace(base.model, n_layers=n_layers)),
         arms={
             "standard": "standard",
-            "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
+            "scaled": SCALED,
             "block": "attn_res:n_blocks=8",
             "full": "attn_res",
         },

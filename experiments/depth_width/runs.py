@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnres.experiment.study import Study
 from attnres.experiment.sweep import Sweep, compute_of
-from attnres.train.recipes import small
+from attnres.train.recipes import SCALED, small
 
 SHAPES = {2: 128, 4: 88, 8: 64, 16: 48, 32: 32}  # layers: width
 N_HEADS = (1, 2, 4)  # at every shape
@@ -38,7 +38,7 @@ def _at(n_layers: int, n_heads: int, n_steps: int) -> Study:
         base=replace(base, model=model, n_steps=n_steps),
         arms={
             "standard": "standard",
-            "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
+            "scaled": SCALED,
             "full": "attn_res",
         },
         beside="scaled",

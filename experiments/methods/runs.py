@@ -2,12 +2,12 @@
 
 from attnres.experiment.study import Study
 from attnres.residual import RESIDUALS
-from attnres.train.recipes import small
+from attnres.train.recipes import SCALED, small
 
 SAME_AS_ATTN_RES = ("two_phase", "sum", "centered")  # the same model, up to an epsilon
 VARIANTS = {  # beside the method at its defaults, which is an arm of its own name
     "attn_res-block": "attn_res:sublayers_per_block=4",
-    "scaled_embedding-50": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
+    "scaled_embedding-50": SCALED,
     "rezero-1": "rezero:init=1.0",
     "layer_scale-1": "layer_scale:init=1.0",
     "laurel-rank": "laurel:rank=16",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnres.experiment.study import Study
 from attnres.train.data import DataConfig
-from attnres.train.recipes import small
+from attnres.train.recipes import SCALED, small
 
 N_STEPS = 2000  # of 2,048 tokens
 
@@ -28,7 +28,7 @@ def study() -> Study:
         ),
         arms={
             "standard": "standard",
-            "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
+            "scaled": SCALED,
             "block": "attn_res:n_blocks=4",
             "full": "attn_res",
             "mhc": "mhc",

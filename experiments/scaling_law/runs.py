@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnres.experiment.study import Study
 from attnres.experiment.sweep import Sweep, compute_of
-from attnres.train.recipes import small
+from attnres.train.recipes import SCALED, small
 
 SIZES = {  # width, layers, heads; MLP width is 11/4 of the width
     "w24": (24, 4, 1),
@@ -21,7 +21,7 @@ FURTHER_RATES = {"w24": (8e-2,), "w32": (8e-2,), "w80": (5e-3,)}  # the best of 
 TOKENS_PER_WEIGHT = 5
 ARMS = {
     "standard": "standard",
-    "scaled": "scaled_embedding:scale=50.0",  # 1 / 0.02: root mean square 1
+    "scaled": SCALED,
     "block": "attn_res:n_blocks=4",
     "full": "attn_res",
     "mhc": "mhc",

@@ -80,7 +80,7 @@ def test_only_the_baseline_tries_rates_and_all_arms_run_at_its_best():
 
 def test_points_must_have_the_same_arms_and_names():
     study = make_study()
-    with pytest.raises(ValueError, match="differ in arms or text"):
+    with pytest.raises(ValueError, match="differ in arms, beside or text"):
         Sweep(name="x", studies={"a": study, "b": replace(study, arms={"standard": "standard"})})
     with pytest.raises(ValueError, match="named as a file is, got 'a/b'"):
         Sweep(name="x", studies={"a/b": study})
