@@ -5,6 +5,7 @@ The harness brings 40 packages, so it is an extra of its own: without it, its ca
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -193,6 +194,31 @@ def test_suites_of_questions_made_here(installed, folders, capfd):
     written = results(folders["trained"], "chain_sum")
     assert len(written["answers"]) == 3
     assert set(written["values"]["solved"]) <= {0.0, 1.0}
+
+
+@where_installed
+def test_how_likely_an_answer_is_counts_the_space_before_it(installed, folders, monkeypatch, capfd):
+    pytest.importorskip("reasoning_gym")
+    from lm_eval.models import huggingface  # pyright: ignore  optional
+
+    from attnres.train.reasoning import FIRST_TRAINED, document, questions
+
+    asked: list[tuple[str, str]] = []
+
+    def judge(self, requests, disable_tqdm=False):
+        asked.extend(request.args for request in requests)
+        return [(-1.0, False) for _ in requests]
+
+    monkeypatch.setattr(huggingface.HFLM, "loglikelihood", judge)
+    suites = ["reasoning-likelihood:chain_sum_likelihood", "cloze:cloze_word"]
+    main(["evaluate", folders["plain"], "--suite", *suites, "--limit", "2", "--n-shots", "1"])
+    examples = [document(question) for question in questions("chain_sum", FIRST_TRAINED, 32)]
+    for (context, answer), question in zip(asked[:2], questions("chain_sum"), strict=False):
+        assert f"{context}{answer}".endswith(document(question))
+        assert answer == f" {question.answer}"
+        assert any(context.startswith(f"{example}\n\n") for example in examples)
+    assert len(asked) == 4
+    assert all(re.fullmatch(" [a-z]+", answer) for _, answer in asked[2:])
 
 
 @where_installed
