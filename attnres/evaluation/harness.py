@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -194,7 +195,8 @@ def _errors_in_a_line(task: Task) -> Iterator[None]:
     except (OfflineModeIsEnabled, DatasetNotFoundError, HfHubHTTPError, ConnectionError) as error:
         raise NoDataError(_no_data(task, error)) from error
     except AssertionError as error:
-        raise ValueError(f"{task.name}: {error}") from error
+        asserted = traceback.extract_tb(error.__traceback__)[-1].line
+        raise ValueError(f"{task.name}: {str(error) or asserted}") from error
 
 
 @contextlib.contextmanager

@@ -222,6 +222,21 @@ def test_how_likely_an_answer_is_counts_the_space_before_it(installed, folders, 
 
 
 @where_installed
+def test_what_the_harness_asserts_without_words_is_shown(
+    installed, folders, task, monkeypatch, capsys
+):
+    from lm_eval.models import huggingface  # pyright: ignore  optional
+
+    def judge(self, requests, disable_tqdm=False):
+        raise AssertionError
+
+    monkeypatch.setattr(huggingface.HFLM, "loglikelihood", judge)
+    with pytest.raises(SystemExit):
+        main(["evaluate", folders["plain"], "--tasks", task])
+    assert capsys.readouterr().err.endswith("whales: raise AssertionError\n")
+
+
+@where_installed
 def test_the_right_answer_of_a_question_is_solved(installed, folders, monkeypatch, capfd):
     pytest.importorskip("reasoning_gym")
     from lm_eval.models import huggingface  # pyright: ignore  optional
