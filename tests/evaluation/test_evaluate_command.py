@@ -340,6 +340,10 @@ def test_bad_input_ends_with_one_line(installed, folders, task, capsys):
     assert "--limit are at least 1" in refusal(folders["plain"], "--tasks", task, "--limit", "0")
     words = refusal(folders["plain"], "--tasks", task, "--against", "a", "b")
     assert "1 folders against 2: give one for each" in words
+    asked = (folders["converted"], "--tasks", task)
+    assert "device 'nowhere' is not here" in refusal(*asked, "--device", "nowhere")
+    assert "no model at nowhere" in refusal(*asked, "--against", "nowhere")
+    assert not (Path(folders["converted"]) / "evaluation").exists()  # refused before it is asked
     run = Path("run")
     run.mkdir()
     (run / "recipe.json").write_text("{}")
