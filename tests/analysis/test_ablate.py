@@ -120,6 +120,12 @@ def test_the_command_ablates_the_finished_runs(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "runs").glob("ablation*.png")}
     kinds = ("ablation", "ablation-standard", "ablation-block")
     assert names == {f"{kind}{dark}.png" for kind in kinds for dark in ("", "-dark")}
+    weights = tmp_path / "runs" / "block" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    status, _, err = call_command("ablate", [tmp_path / "runs", "--sequences", 2], capsys)
+    assert status == 2
+    assert "block/model cannot be loaded: " in err
+    assert err.count("\n") == 1
 
 
 def test_weights_and_losses_agree_in_their_order(make, tmp_path):
