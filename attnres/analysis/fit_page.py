@@ -72,6 +72,10 @@ def notes(
         "one drawing serves all arms. The multiplier is the compute that "
         f"{reference} needs for the same loss, over C."
     )
+    if points.n_lost:
+        n_runs = points.n_points * points.n_seeds
+        lost = [f"{arm} {n} of {n_runs}" for arm, n in points.n_lost.items()]
+        yield f"Runs that are lacking or diverged, and are in no law: {', '.join(lost)}."
     if points.n_seeds == 1:
         yield "One seed a point: what a seed does is seen only in how far points miss their law."
     untrusted = [each.arm for each in estimates if not each.is_trusted]
