@@ -88,9 +88,9 @@ def points_of(found: Sequence[At], counting: str = "attention") -> Points:
     for at in found:
         for arm in at.study.arms:
             losses = final_losses(at.study, at.rows, arm)
-            budget = compute_of(at.study, arm).total(counting)  # pyright: ignore[reportArgumentType]
-            by_seed = {str(seed): loss for seed, loss in losses.items()}
-            if by_seed:
+            if losses:
+                budget = compute_of(at.study, arm).total(counting)  # pyright: ignore[reportArgumentType]
+                by_seed = {str(seed): loss for seed, loss in losses.items()}
                 cells.setdefault(arm, {})[budget] = by_seed
     if not cells:
         raise ValueError("no arm has a final run yet")
@@ -107,10 +107,13 @@ def to_csv(found: Sequence[At]) -> str:
 def _lines(found: Sequence[At]) -> Iterator[str]:
     for at in found:
         for arm in at.study.arms:
+            losses = final_losses(at.study, at.rows, arm)
+            if not losses:  # it may be one that cannot be run, so not counted either
+                continue
             compute = compute_of(at.study, arm)
             budgets = (compute.total("attention"), compute.total("weights"), compute.total("all"))
-            for seed, loss in final_losses(at.study, at.rows, arm).items():
-                numbers = ",".join(f"{budget:.6g}" for budget in budgets)
+            numbers = ",".join(f"{budget:.6g}" for budget in budgets)
+            for seed, loss in losses.items():
                 yield f"{arm},{at.point},{seed},{loss},{numbers}"
 
 

@@ -174,3 +174,34 @@ def test_a_quick_sweep_runs_and_goes_on(folder, tmp_path, capsys):
     before = [file.read_bytes() for file in files]
     assert call_command("experiment", arguments, capsys)[0] == 0
     assert [file.read_bytes() for file in files] == before
+
+
+BAD = """
+
+class BadConfig(StandardConfig):
+    def build(self, dim, n_sublayers):
+        raise ValueError("it cannot be built")
+
+
+RESIDUALS["bad"] = BadConfig
+"""
+
+
+@pytest.mark.slow
+def test_an_arm_that_fails_at_a_point_keeps_no_other_point_from_being_run(folder, tmp_path, capsys):
+    runs = (folder / "runs.py").read_text().replace("(2, 4, 8, 16)", "(2, 4)")
+    runs = runs.replace('"full": "attn_res"', '"bad": "bad"').replace("\n\n\ndef", f"{BAD}\n\ndef")
+    imported = (
+        "from attnres.residual import RESIDUALS, StandardConfig\nfrom attnres.experiment.study"
+    )
+    (folder / "runs.py").write_text(runs.replace("from attnres.experiment.study", imported))
+    arguments = [folder, "--quick", "--processes", 1, "--folder", tmp_path / "runs"]
+    status, _, err = call_command("experiment", arguments, capsys)
+    assert status == 2
+    reason = "arm 'bad': ValueError: it cannot be built"
+    assert err == f"attnres: error: s2 {reason}; s4 {reason}\n"
+    out = tmp_path / "runs" / "sweep-quick"
+    assert len([*out.glob("results-*.csv")]) == 2
+    page = (out / "summary.md").read_text()
+    assert "| s2 | standard |" in page
+    assert "| s4 | standard |" in page
