@@ -163,8 +163,10 @@ def _summarise_sweep(name: str, found: "Sequence[At]", out: Path) -> None:
     table = sweep.columns(found)
     if not table[0].cells:
         raise ValueError(f"there are no rows in {out}")
-    Console().print(rich_columns(sweep.for_a_terminal(table)))
-    page = [f"# {name}\n", to_markdown(table), f"{WORDS['attention']}.\n"]
+    console, words = Console(), "\n".join(sweep.notes(found)) + "\n"
+    console.print(rich_columns(sweep.for_a_terminal(table)))
+    console.print(words, markup=False, highlight=False)
+    page = [f"# {name}\n", to_markdown(table), words, f"{WORDS['attention']}.\n"]
     write_atomically(out / "points.csv", sweep.to_csv(found))
     (out / "figures").mkdir(exist_ok=True)
     for name, theme in (("points", canvas.LIGHT), ("points-dark", canvas.DARK)):

@@ -10,7 +10,14 @@ from attnres.analysis.table import Column
 from attnres.experiment.page import differences
 from attnres.experiment.results import Row
 from attnres.experiment.study import Study, quick
-from attnres.experiment.summary import final_losses, summarise
+from attnres.experiment.summary import (
+    WHAT_IT_SHOWS,
+    at_edge,
+    final_losses,
+    shortfalls,
+    summarise,
+    trust,
+)
 
 IN_A_TERMINAL = ("Point", "Arm", "Sublayers", "C", "Loss", "Minus standard", "Seeds")
 
@@ -80,6 +87,16 @@ def columns(found: Sequence[At]) -> list[Column]:
 def for_a_terminal(table: Sequence[Column]) -> list[Column]:
     """Those of `columns` that 80 characters hold: a point says its size."""
     return [column for column in table if column.title in IN_A_TERMINAL]
+
+
+def notes(found: Sequence[At]) -> Iterator[str]:
+    """What must be known to read the table, and what is lacking where."""
+    every = [(at, summarise(at.study, at.rows)) for at in found]
+    yield WHAT_IT_SHOWS
+    for at, arms in every:
+        for words in (*shortfalls(at.study, arms), *at_edge(at.study, arms)):
+            yield f"{at.point}: {words}"
+    yield from trust([arm for _, arms in every for arm in arms])
 
 
 def points_of(found: Sequence[At], counting: str = "attention") -> Points:

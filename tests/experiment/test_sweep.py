@@ -152,6 +152,27 @@ def test_differences_from_an_arm_that_the_points_name_stand_on_the_page(folder, 
     assert "Minus full" not in out
 
 
+def test_the_page_says_what_is_lacking_diverged_or_at_the_edge_of_the_rates(folder, capsys):
+    found = write_points(folder)
+    rows = {at.point: list(at.rows) for at in found}
+    rows["s2"][-1] = replace(rows["s2"][-1], report_loss=float("inf"))
+    del rows["s4"][-1]
+    for point, changed in rows.items():
+        write_rows(folder / f"results-{point}.csv", changed)
+    _, out, _ = call_command("experiment", [folder, "--summary"], capsys)
+    page = (folder / "summary.md").read_text()
+    for words in (
+        "with Student's interval of 95 %.",
+        "s2: Seeds that diverged and are in no mean: full 1 of 2.",
+        "s4: Not finished: full.",
+        "s8: Best at the edge of the rates tried, so perhaps better beyond: full, standard.",
+        "With fewer than 3 seeds a difference says next to nothing: run more.",
+        "Runs that are lacking or diverged, and are in no law: full 2 of 8.",
+    ):
+        assert words in page
+        assert words in out
+
+
 def test_points_without_a_law_still_have_their_table(folder, capsys):
     write_points(folder)
     (folder / "results-s16.csv").unlink()
