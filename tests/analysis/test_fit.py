@@ -10,7 +10,7 @@ from call_command import call_command
 from attnres.analysis import paper
 from attnres.analysis.bootstrap import Plan, estimate
 from attnres.analysis.fit import HUBER, Law, fit, has_no_floor, multiplier
-from attnres.analysis.fit_page import apart
+from attnres.analysis.fit_page import apart, notes
 from attnres.analysis.points import Drawing, Points, read_points
 
 BUDGET_P = np.array([1e13, 3e13, 1e14, 4e14, 2e15])
@@ -286,6 +286,20 @@ def test_what_a_law_has_no_run_of_is_said(call, tmp_path):
     (tmp_path / "rows.csv").write_text(lost)
     _, out, _ = call("rows.csv", "--refits", 40, "--residuals")
     assert "Runs that are lacking or diverged, and are in no law: full 1 of 8." in out
+
+
+def test_how_far_points_miss_their_law_is_said():
+    law = Law(scale=4.0, exponent=0.1)
+    budget_P = np.array([1.0, 10.0, 100.0, 1000.0])
+    losses_PS = np.array([[law.loss(budget)] for budget in budget_P])
+    bent_PS = losses_PS * np.array([[0.98], [1.02], [1.02], [0.98]])  # the same law fits best
+    points = Points(
+        budgets={"straight": budget_P, "bent": budget_P},
+        losses={"straight": losses_PS, "bent": bent_PS},
+    )
+    plan = Plan(drawing=Drawing(residuals=True), n_refits=40)
+    said = " ".join(notes(points, estimate(points, "straight", [1.0], plan), "straight", plan))
+    assert "misses its law by at most: straight 0.0%, bent 2.0%." in said
 
 
 def test_the_mark_that_a_spreadsheet_begins_with_is_no_letter(tmp_path):
