@@ -9,7 +9,7 @@ from attnres.analysis.points import Points, gather
 from attnres.analysis.table import Column
 from attnres.experiment.page import differences
 from attnres.experiment.results import Row
-from attnres.experiment.study import Study, quick
+from attnres.experiment.study import REFERENCE, Study, quick
 from attnres.experiment.summary import (
     WHAT_IT_SHOWS,
     at_edge,
@@ -19,6 +19,7 @@ from attnres.experiment.summary import (
     trust,
 )
 
+SAME_COMPUTE = 1.05  # largest over smallest C: beyond it the largest point wins by its size
 IN_A_TERMINAL = ("Point", "Arm", "Sublayers", "C", "Loss", "Minus standard", "Seeds")
 
 
@@ -89,18 +90,32 @@ def for_a_terminal(table: Sequence[Column]) -> list[Column]:
     return [column for column in table if column.title in IN_A_TERMINAL]
 
 
+def is_one_compute(found: Sequence[At]) -> bool:
+    """Whether the points differ in shape alone, so that there is no law over their compute."""
+    budgets = [compute_of(at.study, REFERENCE).total("attention") for at in found]
+    return max(budgets) < SAME_COMPUTE * min(budgets)
+
+
 def notes(found: Sequence[At]) -> Iterator[str]:
     """What must be known to read the table, and what is lacking where."""
     every = [(at, summarise(at.study, at.rows)) for at in found]
     yield WHAT_IT_SHOWS
+    points: dict[str, list[str]] = {}  # of each remark
     for at, arms in every:
         for words in (*shortfalls(at.study, arms), *at_edge(at.study, arms)):
-            yield f"{at.point}: {words}"
+            points.setdefault(words, []).append(at.point)
+    yield from (f"{', '.join(places)}: {words}" for words, places in points.items())
     yield from trust([arm for _, arms in every for arm in arms])
 
 
 def points_of(found: Sequence[At], counting: str = "attention") -> Points:
-    """Losses over compute, for `attnres.analysis.bootstrap.estimate`."""
+    """Losses over compute, for `attnres.analysis.bootstrap.estimate`.
+
+    Raises:
+        ValueError: points of one compute, none with a final run.
+    """
+    if is_one_compute(found):
+        raise ValueError("the points differ in shape, hardly in compute")
     cells: dict[str, dict[float, dict[str, float]]] = {}
     for at in found:
         for arm in at.study.arms:

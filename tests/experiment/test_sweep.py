@@ -165,12 +165,34 @@ def test_the_page_says_what_is_lacking_diverged_or_at_the_edge_of_the_rates(fold
         "with Student's interval of 95 %.",
         "s2: Seeds that diverged and are in no mean: full 1 of 2.",
         "s4: Not finished: full.",
-        "s8: Best at the edge of the rates tried, so perhaps better beyond: full, standard.",
+        "Best at the edge of the rates tried, so perhaps better beyond: full, standard.",
         "With fewer than 3 seeds a difference says next to nothing: run more.",
         "Runs that are lacking or diverged, and are in no law: full 2 of 8.",
     ):
         assert words in page
         assert words in out
+
+
+def test_one_remark_of_several_points_is_one_line(folder, capsys):
+    write_points(folder)
+    call_command("experiment", [folder, "--summary"], capsys)
+    page = (folder / "summary.md").read_text()
+    assert page.count("Best at the edge") == page.count("s2, s4, s8, s16: Best at the edge") == 1
+
+
+def test_points_of_one_compute_have_an_optimum_and_no_law(folder, capsys):
+    runs = (folder / "runs.py").read_text()
+    (folder / "runs.py").write_text(runs.replace("n_steps=n_steps", "n_steps=10_000 + n_steps"))
+    found = write_points(folder)
+    for at in found:
+        better = 0.1 if at.point == "s8" else 0.0
+        rows = [replace(row, report_loss=row.report_loss - better) for row in at.rows]
+        write_rows(folder / f"results-{at.point}.csv", rows)
+    call_command("experiment", [folder, "--summary"], capsys)
+    page = (folder / "summary.md").read_text()
+    assert "| standard | s8 | 100% |" in page
+    assert "No law of loss over compute: the points differ in shape, hardly in compute." in page
+    assert not (folder / "fit.md").exists()
 
 
 def test_points_without_a_law_still_have_their_table(folder, capsys):
