@@ -114,6 +114,12 @@ def test_what_cannot_be_fitted_is_refused(budgets, values, form, words):
         fit(np.array(budgets, float), np.array(values, float), form)
 
 
+def test_a_law_too_steep_or_too_flat_for_a_number_is_none_or_never_there():
+    with pytest.raises(ValueError, match="the loss falls too steeply: alpha is 1"):
+        fit(1e12 * np.array([1.0, 1.001, 1.002, 1.003]), np.array([3.0, 2.7, 2.4, 2.1]))
+    assert Law(scale=3.0, exponent=1e-6).budget(2.0) == math.inf
+
+
 def test_the_table_of_the_paper_gives_its_laws():
     """A within 0.002 and alpha within 0.0005 of the text; see `attnres fit --paper`."""
     table = paper.points()
