@@ -16,13 +16,15 @@ from attnres.experiment.sweep import At
 
 FOLDER = OF_THE_REPOSITORY / "depth_width"  # whose points have one compute
 N_LAYERS = (4, 8, 16)
+ARMS = {"standard": "standard", "full": "attn_res"}
 
 
 def sweep_of(losses, seeds=(0, 1, 2)):
     """Points by their layers, from losses by arm, layers and seed."""
     found = []
     for n_layers in N_LAYERS:
-        study = replace(load_study(FOLDER, point=f"l{n_layers}h1"), seeds=seeds)
+        study = load_study(FOLDER, point=f"l{n_layers}h1")
+        study = replace(study, arms=ARMS, beside=None, seeds=seeds)
         rates = study.learning_rates
         rows = [
             make_row(study, Trial("tuning", "standard", lr, study.tuning_seed), lr) for lr in rates
