@@ -86,7 +86,7 @@ def without_source(residual: AttnRes | RunningSum, reader: int, source: int) -> 
     output taken off.
     """
     read, write, finish, start = residual.read, residual.write, residual.finish, residual.start
-    written: list[Tensor] = []
+    written: list[Any] = []
 
     def mix(state: Any) -> Tensor:
         if isinstance(residual, RunningSum):

@@ -108,8 +108,8 @@ def test_an_arm_whose_worker_is_killed_is_named_and_the_others_are_run(text, tmp
     study = write_study(tmp_path / "tiny", text, n_steps=200)
     command = [sys.executable, "-m", "attnres", "experiment", str(study)]
     command += ["--folder", str(tmp_path / "runs"), "--processes", "1"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, **pipes)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe)
     _wait(lambda: any((tmp_path / "runs").glob("tiny/*/*/metrics.jsonl")))
     (worker,) = _children(process.pid, "spawn_main")
     os.kill(worker, signal.SIGKILL)
