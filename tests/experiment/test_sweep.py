@@ -18,6 +18,7 @@ from attnres.experiment.folder import load_study, points
 from attnres.experiment.results import best_lr, due, n_left, write_rows
 from attnres.experiment.study import Trial
 from attnres.experiment.sweep import At, Sweep, compute_of, points_of, quicker
+from attnres.residual import RESIDUALS, StandardConfig
 
 ROOT = Path(attnres.__file__).parent.parent
 RUNS = '''"""A sweep for tests."""
@@ -231,7 +232,10 @@ RESIDUALS["bad"] = BadConfig
 
 
 @pytest.mark.slow
-def test_an_arm_that_fails_at_a_point_keeps_no_other_point_from_being_run(folder, tmp_path, capsys):
+def test_an_arm_that_fails_at_a_point_keeps_no_other_point_from_being_run(
+    folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(RESIDUALS, "bad", StandardConfig)  # and it is gone in the end
     runs = (folder / "runs.py").read_text().replace("(2, 4, 8, 16)", "(2, 4)")
     runs = runs.replace('"full": "attn_res"', '"bad": "bad"').replace("\n\n\ndef", f"{BAD}\n\ndef")
     imported = (

@@ -15,20 +15,12 @@ from tiny_models import (
     gradients,
     plain,
     randomise_readers,
-    text_config,
     tokens,
 )
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, OPTConfig
 
-from attnres.models import (
-    AttnResCausalLMConfig,
-    AttnResForCausalLM,
-    change_form,
-    convert,
-    revert,
-    self_test,
-)
+from attnres.models import AttnResForCausalLM, change_form, convert, revert, self_test
 from attnres.models.sublayers import Branch
 from attnres.residual import AttnResConfig, CenteredConfig
 
@@ -308,23 +300,6 @@ def test_revert_refuses_to_drop_what_is_learned_or_to_change_the_function():
     with pytest.raises(ValueError, match=r"without scaled_norm_eps .*lossy"):
         revert(build(residual="full", trained=False))
     assert type(revert(build(residual="standard"))) is LlamaForCausalLM
-
-
-@pytest.mark.parametrize(
-    ("residual", "words"),
-    [
-        ("scaled_embedding:scale=50", r"'scaled_embedding' is no ordinary residual: lossy takes"),
-        ("highway", r"'highway' is no ordinary residual: lossy takes"),
-        ("window:n_last=2", r"'window' is no ordinary residual: lossy takes"),
-        ("delta:n_blocks=2", r"without scaled_norm_eps .*lossy"),
-    ],
-)
-def test_a_method_of_another_function_is_reverted_only_with_loss(residual, words):
-    config = AttnResCausalLMConfig(text_config=text_config(), residual=residual)
-    model = AttnResForCausalLM(config)
-    with pytest.raises(ValueError, match=words):
-        revert(model)
-    assert type(revert(model, lossy=True)) is LlamaForCausalLM
 
 
 def test_a_sublayer_without_an_input_norm_needs_a_sum():
