@@ -308,7 +308,9 @@ def test_another_recipe_in_the_folder_is_one_line(call, text, tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_a_recipe_of_ones_own(call, text, tmp_path):
+def test_a_recipe_of_ones_own(call, text, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_recipes", None)  # pages have another, so this one goes
+    monkeypatch.delitem(sys.modules, "my_recipes")
     (tmp_path / "my_recipes.py").write_text(
         "from pathlib import Path\nfrom tiny_runs import recipe\n"
         "def small(): return recipe(Path('words.txt'), n_steps=2)\n"

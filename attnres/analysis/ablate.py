@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from attnres.layout import SUBLAYERS_PER_LAYER
-from attnres.residual import AttnRes, Standard
+from attnres.residual import AttnRes
 from attnres.residual.base import Output, Parts
+from attnres.residual.standard import RunningSum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,8 @@ class Effects:
 def ablate(model: Any, tokens_BT: Tensor) -> Effects:
     """Of an `AttnResForCausalLM` on a batch, without dropout; nothing of the model is changed.
 
-    Sources are those of `AttnRes`, and of `Standard` the embedding and each output; for other
-    methods they are None.
+    Sources are those of `AttnRes`, and of a running sum what it starts as and each output; for
+    other methods they are None.
     """
     training = model.training
     model.eval()
@@ -47,7 +48,7 @@ def ablate(model: Any, tokens_BT: Tensor) -> Effects:
 
 def _sources(model: Any, tokens_BT: Tensor, loss: float) -> list[list[float | None]] | None:
     residual = model.residual
-    if not isinstance(residual, AttnRes | Standard):
+    if not isinstance(residual, AttnRes | RunningSum):
         return None
     effects: list[list[float | None]] = []
     for reader in range(residual.n_sublayers + 1):
@@ -78,24 +79,25 @@ def _loss(model: Any, tokens_BT: Tensor) -> float:
 
 
 @contextmanager
-def without_source(residual: AttnRes | Standard, reader: int, source: int) -> Iterator[None]:
+def without_source(residual: AttnRes | RunningSum, reader: int, source: int) -> Iterator[None]:
     """One reader does not see one source; the others see it as ever.
 
-    The weights of `AttnRes` are a softmax over the sources that are left; of `Standard` the output
-    is taken off the sum.
+    The weights of `AttnRes` are a softmax over the sources that are left; a running sum has the
+    output taken off.
     """
     read, write, finish, start = residual.read, residual.write, residual.finish, residual.start
-    written: list[Tensor] = []
+    written: list[Any] = []
 
     def mix(state: Any) -> Tensor:
-        if isinstance(residual, Standard):
+        if isinstance(residual, RunningSum):
             return state - written[source].to(state.dtype)
         left = [each for i, each in enumerate(state.sources) if i != source]
         return cast(Any, residual.readers[reader])(tuple(left))
 
     def recording_start(embed_BTD: Tensor) -> Any:
-        written[:] = [embed_BTD]
-        return start(embed_BTD)
+        state = start(embed_BTD)
+        written[:] = [state]  # read of a running sum alone, which is its own first source
+        return state
 
     def recording_write(state: Any, depth: int, out_BTD: Output) -> Any:
         written.append(out_BTD[0] + out_BTD[1] if isinstance(out_BTD, Parts) else out_BTD)

@@ -24,7 +24,7 @@ Found = Sequence[tuple[Run, Effects]]
 
 def ablate_runs(runs: Sequence[Run], n_sequences: int) -> list[tuple[Run, Effects]]:
     """Every finished run, on the same held-out sequences of its own text."""
-    from attnres.models import AttnResForCausalLM
+    from attnres.models.pretrained import load_pretrained
 
     texts: dict[DataConfig, TokenData] = {}
     found = []
@@ -35,8 +35,7 @@ def ablate_runs(runs: Sequence[Run], n_sequences: int) -> list[tuple[Run, Effect
             texts[run.data] = load_data(run.data)
         held_out_RT = pack(texts[run.data].validation_tokens, run.seq_len)[:n_sequences]
         tokens_BT = next(validation_batches(held_out_RT, n_sequences))
-        model = AttnResForCausalLM.from_pretrained(run.path / "model")
-        found.append((run, ablate(model, tokens_BT)))
+        found.append((run, ablate(load_pretrained(run.path / "model").model, tokens_BT)))
     if not found:
         raise ValueError("no run has a model: only finished runs can be ablated")
     return found

@@ -1,5 +1,6 @@
 """Laws of several arms with intervals, and how much compute each saves against a reference."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from attnres.analysis.points import Drawing, Points
 
 CONFIDENCE = 0.95
 N_REFITS = 1000
+LEAST_REFITS = 40  # of which each end of an interval leaves out one
 
 
 class Interval(NamedTuple):
@@ -66,8 +68,12 @@ def estimate(
     plan = plan or Plan()
     if reference not in points.losses:
         raise ValueError(f"no arm {reference!r}; there are: {', '.join(points.losses)}")
-    if plan.n_refits < 1 or not all(budget > 0 for budget in budgets):
-        raise ValueError(f"{plan.n_refits} refits, budgets {list(budgets)}: all must be positive")
+    if plan.n_refits < LEAST_REFITS:
+        raise ValueError(
+            f"percentiles need {LEAST_REFITS} refits at the least, got {plan.n_refits}"
+        )
+    if not all(0 < budget < math.inf for budget in budgets):
+        raise ValueError(f"budgets must be positive and finite, got {list(budgets)}")
     laws = {arm: _fit(points, arm, plan) for arm in points.losses}
     rng = np.random.default_rng(plan.seed)
     refits = [_refit(points, laws, plan, rng) for _ in range(plan.n_refits)]

@@ -35,10 +35,13 @@ class Law:
         return self.floor + self.scale * budget**-self.exponent
 
     def budget(self, loss: float) -> float:
-        """The C of this loss; infinite where the law never comes so low."""
+        """The C of this loss; infinite where the law comes so low nowhere, or at no float."""
         if loss <= self.floor:
             return math.inf
-        return (self.scale / (loss - self.floor)) ** (1 / self.exponent)
+        try:
+            return (self.scale / (loss - self.floor)) ** (1 / self.exponent)
+        except OverflowError:
+            return math.inf
 
 
 def fit(
@@ -63,7 +66,11 @@ def fit(
     level, exponent, floor = _search(x_P, y_P, form, method)
     if not exponent > 0:
         raise ValueError(f"the loss does not fall with compute: alpha is {exponent:.3g}")
-    return Law(scale=math.exp(level) * middle**exponent, exponent=exponent, floor=floor)
+    try:
+        scale = math.exp(level) * middle**exponent
+    except OverflowError as error:
+        raise ValueError(f"the loss falls too steeply: alpha is {exponent:.3g}") from error
+    return Law(scale=scale, exponent=exponent, floor=floor)
 
 
 def multiplier(law: Law, reference: Law, budget: float) -> float:

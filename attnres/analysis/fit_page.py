@@ -72,6 +72,12 @@ def notes(
         "one drawing serves all arms. The multiplier is the compute that "
         f"{reference} needs for the same loss, over C."
     )
+    missed = [f"{each.arm} {_largest_miss(points, each):.1%}" for each in estimates]
+    yield f"The loss of a point misses its law by at most: {', '.join(missed)}."
+    if points.n_lost:
+        n_runs = points.n_points * points.n_seeds
+        lost = [f"{arm} {n} of {n_runs}" for arm, n in points.n_lost.items()]
+        yield f"Runs that are lacking or diverged, and are in no law: {', '.join(lost)}."
     if points.n_seeds == 1:
         yield "One seed a point: what a seed does is seen only in how far points miss their law."
     untrusted = [each.arm for each in estimates if not each.is_trusted]
@@ -144,6 +150,13 @@ def write(
     write_atomically(folder / "fit.md", page)
     for name, theme in (("fit", LIGHT), ("fit-dark", DARK)):
         save(law_figure(points, estimates, reference, theme), folder / f"{name}.png")
+
+
+def _largest_miss(points: Points, each: Estimate) -> float:
+    """Over points, as a share of the loss: beyond noise where the law is not that of the points."""
+    budget_P, loss_P = points.of(each.arm)
+    law_P = np.array([each.law.loss(budget) for budget in budget_P])
+    return float(np.abs(loss_P / law_P - 1).max())
 
 
 def _text(found: Interval, n_digits: int) -> str:

@@ -4,6 +4,7 @@ P points, one budget each; S seeds.
 """
 
 import csv
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,12 @@ class Points:
         return self.budgets[arm][found_P], mean_P
 
     @property
+    def n_lost(self) -> dict[str, int]:
+        """By arm, runs that it lacks or that diverged; without those that lack none."""
+        lost = {arm: int(np.isnan(losses_PS).sum()) for arm, losses_PS in self.losses.items()}
+        return {arm: n for arm, n in lost.items() if n}
+
+    @property
     def n_points(self) -> int:
         return next(iter(self.losses.values())).shape[0]
 
@@ -66,6 +73,10 @@ class Drawing:
     seeds: bool = False
     residuals: bool = False
     rounding: float = 0.0
+
+    def __post_init__(self):
+        if not 0 <= self.rounding < math.inf:
+            raise ValueError(f"rounding must be a finite number from 0 on, got {self.rounding}")
 
     def __str__(self) -> str:
         names = [name for name in ("points", "seeds", "residuals") if getattr(self, name)]
@@ -92,11 +103,13 @@ class Drawing:
 def read_points(file: Path, unit: str = "FLOPs") -> Points:
     """Rows `arm,budget,loss` and, where there are several, `seed`; points in order of budget.
 
+    The loss of a run that diverged is infinite.
+
     Points of the same place in the order of budgets belong together: an arm may need a little more
     compute than another at the same size.
     """
     cells: dict[str, dict[float, dict[str, float]]] = {}
-    with file.open(encoding="utf-8", newline="") as stream:
+    with file.open(encoding="utf-8-sig", newline="") as stream:  # a spreadsheet begins with a mark
         reader = csv.DictReader(stream)
         lacking = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if lacking:
@@ -106,6 +119,11 @@ def read_points(file: Path, unit: str = "FLOPs") -> Points:
                 budget, loss = float(row["budget"]), float(row["loss"])
             except (TypeError, ValueError) as error:
                 raise ValueError(f"line {number} of {file} is no point: {error}") from error
+            if not (0 < budget < math.inf and loss > 0):
+                raise ValueError(
+                    f"line {number} of {file} is no point: budget {budget:g} and loss {loss:g} "
+                    "must be positive"
+                )
             at = cells.setdefault(row["arm"], {}).setdefault(budget, {})
             if at.setdefault(row.get("seed") or "0", loss) != loss:
                 raise ValueError(f"line {number} of {file} repeats a seed at the same budget")

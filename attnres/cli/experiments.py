@@ -69,14 +69,20 @@ def experiment(arguments: list[str]) -> None:
 def _run_all(chosen: Any, folder: Path) -> None:
     """All runs, here or on a cluster, or none; then what the rows say."""
     failed = {} if chosen.ray is None else run_on_ray(chosen, folder)
+    end = list[str]()
     try:
-        _run_or_read(chosen, folder)
-    finally:
-        if failed:
-            raise ValueError("; ".join(f"{run}: {reason}" for run, reason in failed.items()))
+        _run_or_read(chosen, folder, failed)
+    except ValueError as error:
+        if not failed:
+            raise
+        end.append(str(error))
+    if failed:
+        reasons = [f"{run}: {reason}" for run, reason in failed.items()]
+        raise ValueError("; ".join([*reasons, *end]))
 
 
-def _run_or_read(chosen: Any, folder: Path) -> None:
+def _run_or_read(chosen: Any, folder: Path, failed: dict[str, str]) -> None:
+    """Arms that cannot be run join `failed`."""
     from attnres.experiment.results import read_rows
     from attnres.experiment.sweep import At
 
@@ -87,7 +93,7 @@ def _run_or_read(chosen: Any, folder: Path) -> None:
         rows = (
             read_rows(file, study)
             if chosen.summary or chosen.ray is not None
-            else _run(place, study, arms, file, chosen.processes)
+            else _run(place, study, arms, file, chosen.processes, failed)
         )
         if not point:
             return _summarise(study, rows, out)
@@ -96,14 +102,25 @@ def _run_or_read(chosen: Any, folder: Path) -> None:
 
 
 def _run(
-    place: "Place", study: "Study", arms: Sequence[str], file: Path, n_processes: int
-) -> "list[Row]":
+    place: "Place",
+    study: "Study",
+    arms: Sequence[str],
+    file: Path,
+    n_processes: int,
+    failed: dict[str, str],
+) -> "Sequence[Row]":
+    """All rows then; an arm that failed joins `failed`, so that other points go on."""
     from attnres.experiment.progress import StudyProgress
-    from attnres.experiment.runner import run_study
+    from attnres.experiment.runner import ArmsFailedError, run_study
 
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     with StudyProgress(study.name, study.base.n_steps) as progress:
-        return run_study(place, arms, file, n_processes, progress)
+        try:
+            return run_study(place, arms, file, n_processes, progress)
+        except ArmsFailedError as error:
+            point = f"{place.point} " if place.point else ""
+            failed.update({f"{point}arm {arm!r}": why for arm, why in error.reasons.items()})
+            return error.rows
 
 
 def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
@@ -146,8 +163,10 @@ def _summarise_sweep(name: str, found: "Sequence[At]", out: Path) -> None:
     table = sweep.columns(found)
     if not table[0].cells:
         raise ValueError(f"there are no rows in {out}")
-    Console().print(rich_columns(sweep.for_a_terminal(table)))
-    page = [f"# {name}\n", to_markdown(table), f"{WORDS['attention']}.\n"]
+    console, words = Console(), "\n".join(sweep.notes(found)) + "\n"
+    console.print(rich_columns(sweep.for_a_terminal(table)))
+    console.print(words, markup=False, highlight=False)
+    page = [f"# {name}\n", to_markdown(table), words, f"{WORDS['attention']}.\n"]
     write_atomically(out / "points.csv", sweep.to_csv(found))
     (out / "figures").mkdir(exist_ok=True)
     for name, theme in (("points", canvas.LIGHT), ("points-dark", canvas.DARK)):

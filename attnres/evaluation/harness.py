@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -36,25 +37,23 @@ class Harness:
         dtype: of the weights, such as "bfloat16"; "auto" is as they were saved.
 
     Raises:
-        ValueError: no such model, or one without a tokenizer; lm-eval is not installed.
+        ValueError: no such model or device, a model without a tokenizer; lm-eval is not installed.
     """
 
     def __init__(
         self, source: str | Path, batch_size: int = 1, device: str = "auto", dtype: str = "auto"
     ):
-        import torch
-
         self._evaluate, model_class, self._manager_class = _load_harness()
         from attnres.models.pretrained import load_pretrained
+        from attnres.train.engine import device_of
 
+        place = device_of(device)
         self.stamp = model_stamp(source, dtype)
         loaded = load_pretrained(model_path(source), dtype)
         if loaded.tokenizer is None:
             raise ValueError(f"{source} has no tokenizer, so it reads no tasks")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = model_class(
-            pretrained=loaded.model.to(device), tokenizer=loaded.tokenizer, batch_size=batch_size
+            pretrained=loaded.model.to(place), tokenizer=loaded.tokenizer, batch_size=batch_size
         )
         self._managers: dict[bool, Any] = {}
 
@@ -129,6 +128,13 @@ def model_path(source: str | Path) -> str | Path:
     return Path(source) / "model" if is_run else source
 
 
+def check_source(source: str | Path) -> None:
+    """ValueError where there is no model, before others have been asked for hours."""
+    from attnres.models.pretrained import check_saved
+
+    check_saved(model_path(source))
+
+
 def model_stamp(source: str | Path, dtype: str = "auto") -> dict[str, Any]:
     """The model and a digest of its files' names, sizes and times, so that a new one shows."""
     path = Path(model_path(source))
@@ -194,7 +200,8 @@ def _errors_in_a_line(task: Task) -> Iterator[None]:
     except (OfflineModeIsEnabled, DatasetNotFoundError, HfHubHTTPError, ConnectionError) as error:
         raise NoDataError(_no_data(task, error)) from error
     except AssertionError as error:
-        raise ValueError(f"{task.name}: {error}") from error
+        asserted = traceback.extract_tb(error.__traceback__)[-1].line
+        raise ValueError(f"{task.name}: {str(error) or asserted}") from error
 
 
 @contextlib.contextmanager

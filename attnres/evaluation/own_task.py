@@ -8,6 +8,7 @@ from attnres.evaluation.task import Task
 Row = dict[str, Any]
 Splits = dict[str, list[Row]]  # "test" is asked; "train", where it is there, gives examples
 Results = Callable[[Row, Sequence[Any]], Mapping[str, float]]
+LIKELIHOOD_VERSION = 2  # 1 asked for answers without a space before them
 
 
 def config(
@@ -71,9 +72,11 @@ def likelihood(name: str, splits: Callable[[], Splits], version: str, **more: An
         splits,
         {"acc": True, "nats": False},
         output_type="loglikelihood",
-        doc_to_target="answer",
+        doc_to_target=_after_a_space,
+        target_delimiter="",
         process_results=_likelihood_results,
     )
+    version = f"{version}; {LIKELIHOOD_VERSION}"
     return Task(name=name, spec=spec, version=version, metric="nats", **more)
 
 
@@ -88,6 +91,11 @@ def choice(name: str, splits: Callable[[], Splits], version: str, **more: Any) -
         doc_to_target="gold",
     )
     return Task(name=name, spec=spec, version=version, metric="acc", **more)
+
+
+def _after_a_space(doc: Row) -> str:
+    """The answer as it stands in a text; the harness's own delimiter is in examples alone."""
+    return f" {doc['answer']}"
 
 
 def _likelihood_results(doc: Row, results: Sequence[tuple[float, bool]]) -> dict[str, float]:

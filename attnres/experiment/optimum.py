@@ -8,10 +8,9 @@ import numpy as np
 from attnres.analysis.table import Column
 from attnres.experiment.study import REFERENCE
 from attnres.experiment.summary import final_losses
-from attnres.experiment.sweep import At, compute_of
+from attnres.experiment.sweep import At, is_one_compute
 
 N_DRAWN = 10_000
-SAME_COMPUTE = 1.05  # largest over smallest C: beyond it the largest point wins by its size
 LEAST_SHARE = 0.01  # of the drawings: rarer points are not shown
 
 
@@ -32,7 +31,7 @@ def optima(found: Sequence[At]) -> list[Optimum]:
     sqrt(S / (S - 1)) for S seeds.
     """
     whole = [at for at in found if _is_whole(at)]
-    if len(whole) < 2 or not _is_one_compute(whole):
+    if len(whole) < 2 or not is_one_compute(whole):
         return []
     seeds = whole[0].study.seeds
     drawn_NPS = np.random.default_rng(0).integers(
@@ -56,7 +55,10 @@ def columns(found: Sequence[Optimum]) -> list[Column]:
 
 
 def notes(found: Sequence[Optimum]) -> Iterator[str]:
-    yield f"Of {N_DRAWN:,} drawings of the seeds of every point; points below 1 % are not shown."
+    yield (
+        f"Of {N_DRAWN:,} drawings of the seeds of every point that has them all; points below 1 % "
+        "are not shown."
+    )
     for each in found:
         if each.arm != REFERENCE:
             yield (
@@ -70,11 +72,6 @@ def _is_whole(at: At) -> bool:
     return len(at.study.seeds) > 1 and all(
         len(each) == len(at.study.seeds) and np.isfinite([*each.values()]).all() for each in losses
     )
-
-
-def _is_one_compute(found: Sequence[At]) -> bool:
-    budgets = [compute_of(at.study, REFERENCE).total("attention") for at in found]
-    return max(budgets) < SAME_COMPUTE * min(budgets)
 
 
 def _best_places(found: Sequence[At], arm: str, drawn_NPS: np.ndarray) -> np.ndarray:

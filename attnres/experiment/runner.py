@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -60,15 +60,22 @@ class Failure(NamedTuple):
     reason: str
 
 
+class ArmsFailedError(ValueError):
+    """Arms that could not be run, while all others were: why, by arm, and all rows then."""
+
+    def __init__(self, reasons: Mapping[str, str], rows: Sequence[Row]):
+        super().__init__("; ".join(f"arm {arm!r}: {reason}" for arm, reason in reasons.items()))
+        self.reasons, self.rows = reasons, rows
+
+
 def run_study(
     place: Place, arms: Sequence[str], results: Path, n_processes: int, watch: Watch
 ) -> list[Row]:
     """Every run of these arms that `results` lacks, and all rows then.
 
     Raises:
-        ValueError: rows of another study, another command at work on the same rows or runs; at the
-            end, arms that failed, while all others have been run.
-        ChildProcessError: a worker was ended from outside.
+        ValueError: rows of another study, another command at work on the same rows or runs.
+        ArmsFailedError: at the end, arms that failed, while all others have been run.
     """
     study, failed = place.load(), dict[str, str]()
     with ExitStack() as stack:
@@ -94,7 +101,7 @@ def run_study(
                 write_rows(results, rows)
                 watch.finished(outcome, len(rows), n_left(study, rows, arms))
     if failed:
-        raise ValueError("; ".join(f"arm {arm!r}: {reason}" for arm, reason in failed.items()))
+        raise ArmsFailedError(failed, rows)
     return rows
 
 
@@ -107,9 +114,14 @@ class Worker:
     """A process that makes one run after the other."""
 
     def __init__(self, place: Place):
+        self._place = place
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, child = context.Pipe()
-        self.process: BaseProcess = context.Process(target=work, args=(child, place), daemon=True)
+        arguments = (child, self._place)
+        self.process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)
         self.process.start()
         child.close()
         self.trial: Trial | None = None
@@ -126,11 +138,9 @@ class Worker:
             message = self.pipe.recv()
         except EOFError:
             self.process.join()
-            code = self.process.exitcode
-            raise ChildProcessError(
-                f"the process of {self.trial.name} ended with status {code}; the same command "
-                "goes on from there"
-            ) from None
+            words = f"the process of {self.trial.name} ended with status {self.process.exitcode}"
+            self._start()  # for the runs of other arms
+            return Failure(f"{words}; the same command goes on from there")
         if isinstance(message, int):
             self.step = message
             return None

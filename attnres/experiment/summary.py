@@ -9,6 +9,11 @@ from attnres.experiment.paired import ENOUGH, Difference, paired_difference
 from attnres.experiment.results import Row, best_lr
 from attnres.experiment.study import REFERENCE, Study
 
+WHAT_IT_SHOWS = (
+    "Losses in nats a token on held-out text that chose no rate, mean over seeds; the difference "
+    "is paired by seed, with Student's interval of 95 %."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArmSummary:
@@ -96,10 +101,14 @@ def _difference(study: Study, rows: Sequence[Row], arm: str, other: str) -> Diff
 
 def notes(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
     """What must be known to read the table."""
-    yield (
-        "Losses in nats a token on held-out text that chose no rate, mean over seeds; the "
-        "difference is paired by seed, with Student's interval of 95 %."
-    )
+    yield WHAT_IT_SHOWS
+    yield from shortfalls(study, arms)
+    yield from trust(arms)
+    yield from at_edge(study, arms)
+
+
+def shortfalls(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
+    """Runs that are lacking or diverged."""
     lacking = [each.arm for each in arms if not each.is_failed and each.n_seeds < len(study.seeds)]
     lacking += [arm for arm in study.arms if arm not in {each.arm for each in arms}]
     if lacking:
@@ -114,10 +123,17 @@ def notes(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
     ]
     if diverged:
         yield f"Seeds that diverged and are in no mean: {', '.join(diverged)}."
-    yield from _notes_on_trust(study, arms)
 
 
-def _notes_on_trust(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
+def at_edge(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
+    """Arms that a rate beyond those tried might suit better."""
+    edge = [each.arm for each in arms if each.is_at_edge and len(study.learning_rates) > 1]
+    if edge:
+        yield f"Best at the edge of the rates tried, so perhaps better beyond: {', '.join(edge)}."
+
+
+def trust(arms: Sequence[ArmSummary]) -> Iterator[str]:
+    """How small a difference the intervals leave to be seen."""
     every = (each for arm in arms for each in (arm.difference, arm.beside))
     differences = [each for each in every if each is not None]
     widths = [d.half_width for d in differences if d.half_width is not None]
@@ -130,6 +146,3 @@ def _notes_on_trust(study: Study, arms: Sequence[ArmSummary]) -> Iterator[str]:
             "smallest difference this study resolves. "
             f"Of {len(widths)} intervals, about {len(widths) / 20:.1f} leave out the true value."
         )
-    edge = [each.arm for each in arms if each.is_at_edge and len(study.learning_rates) > 1]
-    if edge:
-        yield f"Best at the edge of the rates tried, so perhaps better beyond: {', '.join(edge)}."

@@ -9,9 +9,17 @@ from attnres.analysis.points import Points, gather
 from attnres.analysis.table import Column
 from attnres.experiment.page import differences
 from attnres.experiment.results import Row
-from attnres.experiment.study import Study, quick
-from attnres.experiment.summary import final_losses, summarise
+from attnres.experiment.study import REFERENCE, Study, quick
+from attnres.experiment.summary import (
+    WHAT_IT_SHOWS,
+    at_edge,
+    final_losses,
+    shortfalls,
+    summarise,
+    trust,
+)
 
+SAME_COMPUTE = 1.05  # largest over smallest C: beyond it the largest point wins by its size
 IN_A_TERMINAL = ("Point", "Arm", "Sublayers", "C", "Loss", "Minus standard", "Seeds")
 
 
@@ -82,15 +90,39 @@ def for_a_terminal(table: Sequence[Column]) -> list[Column]:
     return [column for column in table if column.title in IN_A_TERMINAL]
 
 
+def is_one_compute(found: Sequence[At]) -> bool:
+    """Whether the points differ in shape alone, so that there is no law over their compute."""
+    budgets = [compute_of(at.study, REFERENCE).total("attention") for at in found]
+    return max(budgets) < SAME_COMPUTE * min(budgets)
+
+
+def notes(found: Sequence[At]) -> Iterator[str]:
+    """What must be known to read the table, and what is lacking where."""
+    every = [(at, summarise(at.study, at.rows)) for at in found]
+    yield WHAT_IT_SHOWS
+    points: dict[str, list[str]] = {}  # of each remark
+    for at, arms in every:
+        for words in (*shortfalls(at.study, arms), *at_edge(at.study, arms)):
+            points.setdefault(words, []).append(at.point)
+    yield from (f"{', '.join(places)}: {words}" for words, places in points.items())
+    yield from trust([arm for _, arms in every for arm in arms])
+
+
 def points_of(found: Sequence[At], counting: str = "attention") -> Points:
-    """Losses over compute, for `attnres.analysis.bootstrap.estimate`."""
+    """Losses over compute, for `attnres.analysis.bootstrap.estimate`.
+
+    Raises:
+        ValueError: points of one compute, none with a final run.
+    """
+    if is_one_compute(found):
+        raise ValueError("the points differ in shape, hardly in compute")
     cells: dict[str, dict[float, dict[str, float]]] = {}
     for at in found:
         for arm in at.study.arms:
             losses = final_losses(at.study, at.rows, arm)
-            budget = compute_of(at.study, arm).total(counting)  # pyright: ignore[reportArgumentType]
-            by_seed = {str(seed): loss for seed, loss in losses.items()}
-            if by_seed:
+            if losses:
+                budget = compute_of(at.study, arm).total(counting)  # pyright: ignore[reportArgumentType]
+                by_seed = {str(seed): loss for seed, loss in losses.items()}
                 cells.setdefault(arm, {})[budget] = by_seed
     if not cells:
         raise ValueError("no arm has a final run yet")
@@ -107,10 +139,13 @@ def to_csv(found: Sequence[At]) -> str:
 def _lines(found: Sequence[At]) -> Iterator[str]:
     for at in found:
         for arm in at.study.arms:
+            losses = final_losses(at.study, at.rows, arm)
+            if not losses:  # it may be one that cannot be run, so not counted either
+                continue
             compute = compute_of(at.study, arm)
             budgets = (compute.total("attention"), compute.total("weights"), compute.total("all"))
-            for seed, loss in final_losses(at.study, at.rows, arm).items():
-                numbers = ",".join(f"{budget:.6g}" for budget in budgets)
+            numbers = ",".join(f"{budget:.6g}" for budget in budgets)
+            for seed, loss in losses.items():
                 yield f"{arm},{at.point},{seed},{loss},{numbers}"
 
 

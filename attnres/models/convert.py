@@ -25,6 +25,7 @@ from attnres.models.config import AttnResCausalLMConfig
 from attnres.models.families import family_of
 from attnres.models.self_test import ConversionReport, self_test
 from attnres.residual import AttnResConfig, CenteredConfig, ResidualConfig, SummedConfig
+from attnres.residual.depth_reader import AttendsOverDepth
 
 FORMS: dict[str, Any] = {
     "centered": CenteredConfig,
@@ -97,8 +98,8 @@ def revert(model: AttnResForCausalLM, *, lossy: bool = False) -> PreTrainedModel
         lossy: also where that is another function: depth weights are dropped.
 
     Raises:
-        ValueError: trained queries, which the plain model has no place for, or a mean form whose
-            norms do not make up for the mean; unless `lossy`.
+        ValueError: trained queries, which the plain model has no place for, a mean form whose norms
+            do not make up for the mean, or another method; unless `lossy`.
     """
     if not lossy:
         _check_revertible(model)
@@ -130,10 +131,12 @@ def check_units(model: AttnResForCausalLM, units: dict[str, Any]) -> None:
         return
     asked = AttnResConfig(**units).layout(model.config.n_sublayers)
     layout = getattr(model.residual, "layout", None)
+    if layout is None:
+        method = model.config.residual["method"]
+        raise ValueError(f"the model was made with residual method {method!r}, which has no blocks")
     if layout != asked:
-        sizes = None if layout is None else list(layout.sizes)
         raise ValueError(
-            f"the model was made with blocks of {sizes} sublayers, {units} gives "
+            f"the model was made with blocks of {list(layout.sizes)} sublayers, {units} gives "
             f"{list(asked.sizes)}: another layout is another model"
         )
 
@@ -163,11 +166,19 @@ def _check_plain(model: Any) -> None:
 
 
 def _check_revertible(model: AttnResForCausalLM) -> None:
-    if model.config.residual["method"] != "standard" and not model.residual.is_untrained():
+    method, residual = model.config.residual["method"], model.residual
+    if method == "standard":
+        return
+    if not isinstance(residual, AttendsOverDepth) or residual.starts_as == "other":
+        raise ValueError(
+            f"residual method {method!r} is no ordinary residual: lossy takes the weights of the "
+            "plain model nevertheless"
+        )
+    if not residual.is_untrained():
         raise ValueError(
             "the queries are trained, and the plain model has no depth weights: lossy drops them"
         )
-    if model.config.residual["method"] in MEANS and not model.config.scaled_norm_eps:
+    if residual.starts_as == "multiple" and not model.config.scaled_norm_eps:
         raise ValueError(f"{NOT_A_SUM}: lossy takes its weights nevertheless")
 
 

@@ -45,8 +45,8 @@ def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
         ValueError: no such model, a family without an adapter, code of its own, files that are
             damaged or do not fit each other.
     """
-    path = _smollm2() if str(source) == SMOLLM2 else Path(source)
-    if path.suffix == ".gguf" and path.is_file():
+    path = _path(source)
+    if _is_gguf(path):
         return _load_gguf(path, dtype)
     saved = _read_config(path)
     kind: Any = AttnResForCausalLM if saved["model_type"] == "attnres" else AutoModelForCausalLM
@@ -56,6 +56,13 @@ def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
         )
         check_weights(path, info)
     return Pretrained(model.eval(), _tokenizer(path))
+
+
+def check_saved(source: str | Path) -> None:
+    """ValueError where `load_pretrained` finds no model, or one it refuses; no weight is read."""
+    path = _path(source)
+    if not _is_gguf(path):
+        _read_config(path)
 
 
 def save_whole(model: Any, tokenizer: Any | None, folder: Path) -> None:
@@ -90,6 +97,14 @@ def _save(model: Any, folder: Path) -> None:
         model.save_pretrained(folder)
     except SafetensorError as error:  # what safetensors makes of a full disk
         raise OSError(f"cannot save {folder}: {error}") from error
+
+
+def _path(source: str | Path) -> Path:
+    return _smollm2() if str(source) == SMOLLM2 else Path(source)
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
 
 
 def _smollm2() -> Path:

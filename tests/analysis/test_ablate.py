@@ -14,7 +14,7 @@ from attnres.analysis.ablate import Effects, ablate, without_source
 from attnres.analysis.ablate_page import agreement
 from attnres.analysis.runs import load_run
 from attnres.layout import BlockLayout
-from attnres.residual import AttnRes, Standard
+from attnres.residual import AttnRes, ScaledEmbedding, Standard
 from attnres.residual.highway import HighwayConfig
 from attnres.train.loop import train
 
@@ -55,6 +55,14 @@ def test_standard_loses_one_output_from_one_sum():
         state = residual.write(residual.start(torch.full((1, 2), 5.0)), 0, torch.full((1, 2), 3.0))
         state = residual.write(state, 1, torch.ones(1, 2))
         assert residual.finish(state).tolist() == [[6.0, 6.0]]
+
+
+def test_a_larger_embedding_is_taken_off_as_it_went_in():
+    residual = ScaledEmbedding(2, 1, 50.0)
+    with without_source(residual, 1, 0):
+        state = residual.write(residual.start(torch.full((1, 2), 5.0)), 0, torch.ones(1, 2))
+        assert state.tolist() == [[251.0, 251.0]]
+        assert residual.finish(state).tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("name", ["standard", "block", "full"])
@@ -120,6 +128,12 @@ def test_the_command_ablates_the_finished_runs(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "runs").glob("ablation*.png")}
     kinds = ("ablation", "ablation-standard", "ablation-block")
     assert names == {f"{kind}{dark}.png" for kind in kinds for dark in ("", "-dark")}
+    weights = tmp_path / "runs" / "block" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    status, _, err = call_command("ablate", [tmp_path / "runs", "--sequences", 2], capsys)
+    assert status == 2
+    assert "block/model cannot be loaded: " in err
+    assert err.count("\n") == 1
 
 
 def test_weights_and_losses_agree_in_their_order(make, tmp_path):

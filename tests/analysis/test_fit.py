@@ -10,7 +10,7 @@ from call_command import call_command
 from attnres.analysis import paper
 from attnres.analysis.bootstrap import Plan, estimate
 from attnres.analysis.fit import HUBER, Law, fit, has_no_floor, multiplier
-from attnres.analysis.fit_page import apart
+from attnres.analysis.fit_page import apart, notes
 from attnres.analysis.points import Drawing, Points, read_points
 
 BUDGET_P = np.array([1e13, 3e13, 1e14, 4e14, 2e15])
@@ -114,6 +114,12 @@ def test_what_cannot_be_fitted_is_refused(budgets, values, form, words):
         fit(np.array(budgets, float), np.array(values, float), form)
 
 
+def test_a_law_too_steep_or_too_flat_for_a_number_is_none_or_never_there():
+    with pytest.raises(ValueError, match="the loss falls too steeply: alpha is 1"):
+        fit(1e12 * np.array([1.0, 1.001, 1.002, 1.003]), np.array([3.0, 2.7, 2.4, 2.1]))
+    assert Law(scale=3.0, exponent=1e-6).budget(2.0) == math.inf
+
+
 def test_the_table_of_the_paper_gives_its_laws():
     """A within 0.002 and alpha within 0.0005 of the text; see `attnres fit --paper`."""
     table = paper.points()
@@ -186,7 +192,7 @@ def test_failed_refits_are_counted_and_said():
 
 
 def test_the_same_seed_gives_the_same_intervals():
-    plan = Plan(drawing=paper.DRAWING, n_refits=20)
+    plan = Plan(drawing=paper.DRAWING, n_refits=40)
     assert estimate(paper.points(), "standard", [1.0], plan) == estimate(
         paper.points(), "standard", [1.0], plan
     )
@@ -209,7 +215,7 @@ def call(capsys, monkeypatch, tmp_path):
 
 
 def test_the_command_says_what_was_found(call, tmp_path):
-    status, out, err = call("rows.csv", "--refits", 20, "--at", 2, "--residuals", "--out", "page")
+    status, out, err = call("rows.csv", "--refits", 40, "--at", 2, "--residuals", "--out", "page")
     assert (status, err) == (0, "")
     assert f"{(4 / 3.8) ** 10:.3f} (" in out
     assert "residuals" in out
@@ -224,7 +230,7 @@ def test_the_command_says_what_was_found(call, tmp_path):
 
 
 def test_the_command_has_the_table_of_the_paper(call):
-    status, out, err = call("--paper", "--refits", 20)
+    status, out, err = call("--paper", "--refits", 40)
     assert (status, err) == (0, "")
     assert "Block: 1.870 C^-0.058; 1.8699 C^-0.0578; here 1.8716 C^-0.0582" in out
     assert "the laws of the text give 1.254, those of the figure 1.267" in out
@@ -237,8 +243,11 @@ def test_the_command_has_the_table_of_the_paper(call):
         (["rows.csv", "--paper"], "give either"),
         (["none.csv"], "none.csv"),
         (["rows.csv", "--reference", "other"], "no arm 'other'; there are: standard, full"),
-        (["rows.csv", "--refits", "0"], "must be positive"),
+        (["rows.csv", "--refits", "1"], "40 refits at the least, got 1"),
         (["rows.csv", "--at", "-1"], "must be positive"),
+        (["rows.csv", "--at", "inf"], "positive and finite, got [inf]"),
+        (["rows.csv", "--rounding", "-1"], "rounding must be a finite number from 0 on, got -1"),
+        (["rows.csv", "--rounding", "nan"], "from 0 on, got nan"),
     ],
 )
 def test_bad_input_ends_with_one_line(call, arguments, words):
@@ -253,6 +262,9 @@ def test_bad_input_ends_with_one_line(call, arguments, words):
     [
         ("arm,loss\nfull,1\n", "has no column budget"),
         ("arm,budget,loss\nfull,1,high\n", "line 2 of .* is no point"),
+        ("arm,budget,loss\nfull,1,nan\n", "line 2 of .* budget 1 and loss nan must be positive"),
+        ("arm,budget,loss\nfull,1,2\nfull,2,-2\n", "line 3 of .* loss -2 must be positive"),
+        ("arm,budget,loss\nfull,-1,2\n", "line 2 of .* budget -1 and loss 2 must be positive"),
         ("arm,budget,loss\nfull,1,2\nfull,1,3\n", "line 3 of .* repeats a seed"),
         ("arm,budget,loss\n", "holds no points"),
         ("arm,budget,loss\na,1,2\na,2,2\nb,1,2\n", "differ in their number of budgets"),
@@ -267,9 +279,38 @@ def test_rows_that_are_none_are_refused(tmp_path, text, words):
 def test_a_run_that_diverged_is_no_run(tmp_path):
     text = "arm,budget,loss,seed\na,1,2,0\na,1,inf,1\na,2,1.5,0\na,2,1.7,1\n"
     (tmp_path / "rows.csv").write_text(text)
-    budget_P, loss_P = read_points(tmp_path / "rows.csv").of("a")
+    points = read_points(tmp_path / "rows.csv")
+    budget_P, loss_P = points.of("a")
     assert budget_P.tolist() == [1, 2]
     assert loss_P == pytest.approx([2, 1.6])
+    assert points.n_lost == {"a": 1}
+
+
+def test_what_a_law_has_no_run_of_is_said(call, tmp_path):
+    assert "in no law" not in call("rows.csv", "--refits", 40, "--residuals")[1]
+    lost = ROWS.replace(f"full,8.0,{3.8 * 8**-0.1 * 1.001},1", "full,8.0,inf,1")
+    (tmp_path / "rows.csv").write_text(lost)
+    _, out, _ = call("rows.csv", "--refits", 40, "--residuals")
+    assert "Runs that are lacking or diverged, and are in no law: full 1 of 8." in out
+
+
+def test_how_far_points_miss_their_law_is_said():
+    law = Law(scale=4.0, exponent=0.1)
+    budget_P = np.array([1.0, 10.0, 100.0, 1000.0])
+    losses_PS = np.array([[law.loss(budget)] for budget in budget_P])
+    bent_PS = losses_PS * np.array([[0.98], [1.02], [1.02], [0.98]])  # the same law fits best
+    points = Points(
+        budgets={"straight": budget_P, "bent": budget_P},
+        losses={"straight": losses_PS, "bent": bent_PS},
+    )
+    plan = Plan(drawing=Drawing(residuals=True), n_refits=40)
+    said = " ".join(notes(points, estimate(points, "straight", [1.0], plan), "straight", plan))
+    assert "misses its law by at most: straight 0.0%, bent 2.0%." in said
+
+
+def test_the_mark_that_a_spreadsheet_begins_with_is_no_letter(tmp_path):
+    (tmp_path / "rows.csv").write_text(ROWS, encoding="utf-8-sig")
+    assert read_points(tmp_path / "rows.csv").losses.keys() == {"standard", "full"}
 
 
 def test_budgets_near_each_other_share_a_label():

@@ -5,6 +5,7 @@ The harness brings 40 packages, so it is an extra of its own: without it, its ca
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -196,6 +197,46 @@ def test_suites_of_questions_made_here(installed, folders, capfd):
 
 
 @where_installed
+def test_how_likely_an_answer_is_counts_the_space_before_it(installed, folders, monkeypatch, capfd):
+    pytest.importorskip("reasoning_gym")
+    from lm_eval.models import huggingface  # pyright: ignore  optional
+
+    from attnres.train.reasoning import FIRST_TRAINED, document, questions
+
+    asked: list[tuple[str, str]] = []
+
+    def judge(self, requests, disable_tqdm=False):
+        asked.extend(request.args for request in requests)
+        return [(-1.0, False) for _ in requests]
+
+    monkeypatch.setattr(huggingface.HFLM, "loglikelihood", judge)
+    suites = ["reasoning-likelihood:chain_sum_likelihood", "cloze:cloze_word"]
+    main(["evaluate", folders["plain"], "--suite", *suites, "--limit", "2", "--n-shots", "1"])
+    examples = [document(question) for question in questions("chain_sum", FIRST_TRAINED, 32)]
+    for (context, answer), question in zip(asked[:2], questions("chain_sum"), strict=False):
+        assert f"{context}{answer}".endswith(document(question))
+        assert answer == f" {question.answer}"
+        assert any(context.startswith(f"{example}\n\n") for example in examples)
+    assert len(asked) == 4
+    assert all(re.fullmatch(" [a-z]+", answer) for _, answer in asked[2:])
+
+
+@where_installed
+def test_what_the_harness_asserts_without_words_is_shown(
+    installed, folders, task, monkeypatch, capsys
+):
+    from lm_eval.models import huggingface  # pyright: ignore  optional
+
+    def judge(self, requests, disable_tqdm=False):
+        raise AssertionError
+
+    monkeypatch.setattr(huggingface.HFLM, "loglikelihood", judge)
+    with pytest.raises(SystemExit):
+        main(["evaluate", folders["plain"], "--tasks", task])
+    assert capsys.readouterr().err.endswith("whales: raise AssertionError\n")
+
+
+@where_installed
 def test_the_right_answer_of_a_question_is_solved(installed, folders, monkeypatch, capfd):
     pytest.importorskip("reasoning_gym")
     from lm_eval.models import huggingface  # pyright: ignore  optional
@@ -299,6 +340,10 @@ def test_bad_input_ends_with_one_line(installed, folders, task, capsys):
     assert "--limit are at least 1" in refusal(folders["plain"], "--tasks", task, "--limit", "0")
     words = refusal(folders["plain"], "--tasks", task, "--against", "a", "b")
     assert "1 folders against 2: give one for each" in words
+    asked = (folders["converted"], "--tasks", task)
+    assert "device 'nowhere' is not here" in refusal(*asked, "--device", "nowhere")
+    assert "no model at nowhere" in refusal(*asked, "--against", "nowhere")
+    assert not (Path(folders["converted"]) / "evaluation").exists()  # refused before it is asked
     run = Path("run")
     run.mkdir()
     (run / "recipe.json").write_text("{}")

@@ -104,18 +104,23 @@ def test_an_arm_that_fails_is_named_and_the_others_are_run(text, tmp_path, paths
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_ends_the_command_with_a_line(text, tmp_path, paths):
-    study = write_study(tmp_path / "tiny", text, n_steps=2000)
+def test_an_arm_whose_worker_is_killed_is_named_and_the_others_are_run(text, tmp_path, paths):
+    study = write_study(tmp_path / "tiny", text, n_steps=200)
     command = [sys.executable, "-m", "attnres", "experiment", str(study)]
     command += ["--folder", str(tmp_path / "runs"), "--processes", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe)
     _wait(lambda: any((tmp_path / "runs").glob("tiny/*/*/metrics.jsonl")))
     (worker,) = _children(process.pid, "spawn_main")
     os.kill(worker, signal.SIGKILL)
-    _, err = process.communicate(timeout=600)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 2
-    assert "tuning-standard-lr0.001-seed100 ended with status -9" in err
+    assert "arm 'standard': the process of tuning-standard-lr0.001-seed100 ended with" in err
+    assert "status -9; the same command goes on from there" in err
     assert err.count("\n") == 1, err
+    rows = read_rows(study / "results.csv", Place(study, False, tmp_path).load())
+    assert [row.arm for row in rows] == ["block"] * 4
+    assert "Not finished: standard." in out
 
 
 @pytest.mark.parametrize("shared", ["runs", "rows"])

@@ -18,6 +18,7 @@ from attnres.experiment.folder import load_study, points
 from attnres.experiment.results import best_lr, due, n_left, write_rows
 from attnres.experiment.study import Trial
 from attnres.experiment.sweep import At, Sweep, compute_of, points_of, quicker
+from attnres.residual import RESIDUALS, StandardConfig
 
 ROOT = Path(attnres.__file__).parent.parent
 RUNS = '''"""A sweep for tests."""
@@ -152,6 +153,49 @@ def test_differences_from_an_arm_that_the_points_name_stand_on_the_page(folder, 
     assert "Minus full" not in out
 
 
+def test_the_page_says_what_is_lacking_diverged_or_at_the_edge_of_the_rates(folder, capsys):
+    found = write_points(folder)
+    rows = {at.point: list(at.rows) for at in found}
+    rows["s2"][-1] = replace(rows["s2"][-1], report_loss=float("inf"))
+    del rows["s4"][-1]
+    for point, changed in rows.items():
+        write_rows(folder / f"results-{point}.csv", changed)
+    _, out, _ = call_command("experiment", [folder, "--summary"], capsys)
+    page = (folder / "summary.md").read_text()
+    for words in (
+        "with Student's interval of 95 %.",
+        "s2: Seeds that diverged and are in no mean: full 1 of 2.",
+        "s4: Not finished: full.",
+        "Best at the edge of the rates tried, so perhaps better beyond: full, standard.",
+        "With fewer than 3 seeds a difference says next to nothing: run more.",
+        "Runs that are lacking or diverged, and are in no law: full 2 of 8.",
+    ):
+        assert words in page
+        assert words in out
+
+
+def test_one_remark_of_several_points_is_one_line(folder, capsys):
+    write_points(folder)
+    call_command("experiment", [folder, "--summary"], capsys)
+    page = (folder / "summary.md").read_text()
+    assert page.count("Best at the edge") == page.count("s2, s4, s8, s16: Best at the edge") == 1
+
+
+def test_points_of_one_compute_have_an_optimum_and_no_law(folder, capsys):
+    runs = (folder / "runs.py").read_text()
+    (folder / "runs.py").write_text(runs.replace("n_steps=n_steps", "n_steps=10_000 + n_steps"))
+    found = write_points(folder)
+    for at in found:
+        better = 0.1 if at.point == "s8" else 0.0
+        rows = [replace(row, report_loss=row.report_loss - better) for row in at.rows]
+        write_rows(folder / f"results-{at.point}.csv", rows)
+    call_command("experiment", [folder, "--summary"], capsys)
+    page = (folder / "summary.md").read_text()
+    assert "| standard | s8 | 100% |" in page
+    assert "No law of loss over compute: the points differ in shape, hardly in compute." in page
+    assert not (folder / "fit.md").exists()
+
+
 def test_points_without_a_law_still_have_their_table(folder, capsys):
     write_points(folder)
     (folder / "results-s16.csv").unlink()
@@ -174,3 +218,37 @@ def test_a_quick_sweep_runs_and_goes_on(folder, tmp_path, capsys):
     before = [file.read_bytes() for file in files]
     assert call_command("experiment", arguments, capsys)[0] == 0
     assert [file.read_bytes() for file in files] == before
+
+
+BAD = """
+
+class BadConfig(StandardConfig):
+    def build(self, dim, n_sublayers):
+        raise ValueError("it cannot be built")
+
+
+RESIDUALS["bad"] = BadConfig
+"""
+
+
+@pytest.mark.slow
+def test_an_arm_that_fails_at_a_point_keeps_no_other_point_from_being_run(
+    folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(RESIDUALS, "bad", StandardConfig)  # and it is gone in the end
+    runs = (folder / "runs.py").read_text().replace("(2, 4, 8, 16)", "(2, 4)")
+    runs = runs.replace('"full": "attn_res"', '"bad": "bad"').replace("\n\n\ndef", f"{BAD}\n\ndef")
+    imported = (
+        "from attnres.residual import RESIDUALS, StandardConfig\nfrom attnres.experiment.study"
+    )
+    (folder / "runs.py").write_text(runs.replace("from attnres.experiment.study", imported))
+    arguments = [folder, "--quick", "--processes", 1, "--folder", tmp_path / "runs"]
+    status, _, err = call_command("experiment", arguments, capsys)
+    assert status == 2
+    reason = "arm 'bad': ValueError: it cannot be built"
+    assert err == f"attnres: error: s2 {reason}; s4 {reason}\n"
+    out = tmp_path / "runs" / "sweep-quick"
+    assert len([*out.glob("results-*.csv")]) == 2
+    page = (out / "summary.md").read_text()
+    assert "| s2 | standard |" in page
+    assert "| s4 | standard |" in page

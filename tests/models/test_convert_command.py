@@ -296,6 +296,8 @@ def test_another_layout_than_that_of_a_folder_is_refused(call, converted):
         assert_one_line(result, "blocks of [3, 3] sublayers", "another layout is another model")
     save_whole(build(residual="standard"), None, Path("standard"))
     assert_one_line(call("convert", "standard", "-o", "out"), "'standard' has no form 'centered'")
+    result = call("convert", "standard", "--n-blocks", 2, "-o", "out")
+    assert_one_line(result, "residual method 'standard', which has no blocks")
 
 
 def test_an_edited_config_of_a_converted_folder_is_refused(call, converted):
