@@ -1,4 +1,7 @@
-"""What a person sees of a study: a line a run, and below them a bar of all steps to go."""
+"""What a person sees of a study: a line a run, and below them a bar of all steps to go.
+
+Without a terminal there are the lines alone, and each ends with what the bar has of the time left.
+"""
 
 import math
 import time
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StudyProgress:
-    """The bar counts the steps of all runs; without a terminal there are the lines alone."""
+    """The bar counts the steps of all runs."""
 
     def __init__(self, name: str, n_steps: int, console: "Console | None" = None):
         from rich.console import Console
@@ -57,12 +60,18 @@ class StudyProgress:
         words = f"{loss:.4f}" if math.isfinite(loss) else "diverged"
         self._print(
             f"{n_done}/{n_done + n_left} {row.phase} {row.arm}, rate {row.lr:g}, seed {row.seed}: "
-            f"{words}, {row.tokens_per_s:,.0f} tokens/s"
+            f"{words}, {row.tokens_per_s:,.0f} tokens/s{self._time_left()}"
         )
 
     def failed(self, trial: Trial, reason: str) -> None:
         """Why an arm gets no more runs."""
         self._print(f"{trial.name} failed, and {trial.arm} is left out: {reason}")
+
+    def _time_left(self) -> str:
+        left_s = self._bar.tasks[0].time_remaining
+        if self._console.is_terminal or not left_s:
+            return ""
+        return f", about {left_s / 60:.0f} min left"
 
     def _print(self, words: str) -> None:
         minutes = (time.perf_counter() - self._start) / 60
