@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from attnres.analysis.canvas import LIGHT
 from attnres.experiment.folder import OF_THE_REPOSITORY, load_study, points
 from attnres.experiment.sweep import compute_of
 from attnres.residual import RESIDUALS
@@ -77,3 +78,16 @@ def test_without_runs_the_figures_of_a_study_stay(script, tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"no final .* of standard .*: attnres experiment"):
         runpy.run_path(str(folder / f"{script}.py"), run_name="__main__")
     assert (folder / f"{script}.csv").read_bytes() == before
+
+
+def test_the_losses_of_conversion_are_drawn(monkeypatch):
+    folder = OF_THE_REPOSITORY / "conversion"
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "runs", raising=False)
+    drawn = runpy.run_path(str(folder / "figure.py"))
+    rows = sys.modules.pop("runs").read_rows(folder / "results.csv")
+    (axes,) = drawn["losses"](rows, LIGHT).axes
+    before, *lines = axes.get_lines()
+    assert before.get_xdata()[0] == pytest.approx(4.5337, abs=5e-5)
+    means = [line.get_xdata()[0] for line in lines if line.get_marker() == "|"]
+    assert means == pytest.approx([4.2177, 4.2231, 4.4406, 4.2144], abs=5e-5)
