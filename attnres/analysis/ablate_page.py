@@ -11,7 +11,7 @@ from attnres.analysis.ablate import Effects, ablate
 from attnres.analysis.canvas import Theme, escape, label_axes, new_panels, ticks
 from attnres.analysis.run_styles import styles
 from attnres.analysis.runs import Run
-from attnres.analysis.table import MINUS, MISSING, Column
+from attnres.analysis.table import Column, number_text
 from attnres.analysis.weights import has_weights, reader_grid, weight_grid
 from attnres.train.data import DataConfig, TokenData, load_data, pack, validation_batches
 
@@ -48,12 +48,12 @@ def columns(found: Found) -> list[Column]:
     return [
         Column(title="Run", cells=[run.name for run, _ in found], is_number=False),
         Column(title="Loss", cells=[f"{effects.loss:.4f}" for _, effects in found]),
-        Column(title="Without a layer, median", cells=[_text(np.median(x)) for x in layers]),
-        Column(title="least", cells=[f"{_text(x.min())} (layer {x.argmin()})" for x in layers]),
-        Column(title="most", cells=[f"{_text(x.max())} (layer {x.argmax()})" for x in layers]),
+        Column(title="Without a layer, median", cells=[_loss(np.median(x)) for x in layers]),
+        Column(title="least", cells=[f"{_loss(x.min())} (layer {x.argmin()})" for x in layers]),
+        Column(title="most", cells=[f"{_loss(x.max())} (layer {x.argmax()})" for x in layers]),
         Column(
             title="Weight ~ loss, rank correlation",
-            cells=[MISSING if x is None else f"{x:.2f}".replace("-", MINUS) for x in agree],
+            cells=[number_text(x, "z.2f") for x in agree],
         ),
     ]
 
@@ -135,5 +135,5 @@ def _draw(
     bar.ax.tick_params(colors=theme.ink)
 
 
-def _text(value: float) -> str:
-    return f"{value:+.4f}".replace("-", MINUS)
+def _loss(value: float) -> str:
+    return number_text(value, "+z.4f")

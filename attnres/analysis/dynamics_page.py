@@ -12,7 +12,7 @@ from attnres.analysis.canvas import Theme, escape, label_axes, new_panels
 from attnres.analysis.dynamics import Depths, dynamics, loss_gap, widening
 from attnres.analysis.run_styles import styles
 from attnres.analysis.runs import Run
-from attnres.analysis.table import MINUS, MISSING, Column, standard_for
+from attnres.analysis.table import Column, number_text, standard_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,6 +51,14 @@ def columns(runs: Sequence[Run]) -> list[Column]:
     return table
 
 
+def words(runs: Sequence[Run]) -> Iterator[str]:
+    """Below the table of these runs: those without a probe yet, and gaps in loss."""
+    without = [run.name for run in runs if not run.rows("probe")]
+    if without:
+        yield f"Without a probe yet: {', '.join(without)}."
+    yield from gap_words(runs)
+
+
 def gap_words(runs: Sequence[Run]) -> Iterator[str]:
     """The gap in validation loss to standard, and whether it widens."""
     for run in runs:
@@ -58,8 +66,8 @@ def gap_words(runs: Sequence[Run]) -> Iterator[str]:
         gap = loss_gap(run, standard) if standard is not None else []
         if standard is None or not gap:
             continue
-        points = ", ".join(f"{step:,}: {difference:+.4f}" for step, difference in _few(gap))
-        words = f"{run.name} less {standard.name}, by step: {points}."
+        points = [f"{step:,}: {number_text(x, '+z.4f')}" for step, x in _few(gap)]
+        words = f"{run.name} less {standard.name}, by step: {', '.join(points)}."
         wider = widening(gap)
         if wider is not None:
             how = "larger" if wider > 0 else "smaller"
@@ -103,6 +111,4 @@ def _few(gap: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _text(value: float | str | None) -> str:
-    if value is None:
-        return MISSING
-    return value if isinstance(value, str) else f"{value:.3f}".replace("-", MINUS)
+    return value if isinstance(value, str) else number_text(value, "z.3f")

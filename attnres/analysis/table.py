@@ -134,14 +134,19 @@ def columns(rows: Sequence[SummaryRow]) -> list[Column]:
     return [
         Column(title="Run", cells=[row.name for row in rows], is_number=False),
         Column(title="Residual", cells=[row.residual for row in rows], is_number=False),
-        Column(title="Parameters", cells=[_text(row.n_params, ",") for row in rows]),
+        Column(title="Parameters", cells=[number_text(row.n_params, ",") for row in rows]),
         Column(
-            title="Added by residual", cells=[_text(row.n_residual_params, ",") for row in rows]
+            title="Added by residual",
+            cells=[number_text(row.n_residual_params, ",") for row in rows],
         ),
-        Column(title="Tokens/s", cells=[_text(row.tokens_per_s, ",.0f") for row in rows]),
+        Column(title="Tokens/s", cells=[number_text(row.tokens_per_s, ",.0f") for row in rows]),
         Column(title="Peak memory", cells=[_memory(row.peak_memory_bytes) for row in rows]),
-        Column(title="Validation loss", cells=[_text(row.validation_loss, ".4f") for row in rows]),
-        Column(title="Bits per byte", cells=[_text(row.bits_per_byte, ".4f") for row in rows]),
+        Column(
+            title="Validation loss", cells=[number_text(row.validation_loss, ".4f") for row in rows]
+        ),
+        Column(
+            title="Bits per byte", cells=[number_text(row.bits_per_byte, ".4f") for row in rows]
+        ),
         Column(title="vs standard", cells=[_difference_text(row) for row in rows]),
         Column(title="Steps", cells=[_steps(row) for row in rows]),
     ]
@@ -163,7 +168,8 @@ def rich_table(rows: Sequence[SummaryRow]) -> Table:
     return table
 
 
-def _text(value: float | None, spec: str) -> str:
+def number_text(value: float | None, spec: str) -> str:
+    """With the sign of a minus; the `z` of a spec keeps it from a zero."""
     if value is None:
         return MISSING
     return "NaN" if math.isnan(value) else format(value, spec).replace("-", MINUS)
@@ -178,13 +184,13 @@ def _memory(n_bytes: int | None) -> str:
 def _difference_text(row: SummaryRow) -> str:
     if row.obstacles:
         return f"not comparable: {', '.join(row.obstacles)}"
-    text = _text(row.difference, "+.4f")
+    text = number_text(row.difference, "+z.4f")
     is_last = row.is_finished and row.difference_step == row.n_steps_done
     return text if row.difference is None or is_last else f"{text} (step {row.difference_step})"
 
 
 def _steps(row: SummaryRow) -> str:
-    steps = f"{row.n_steps_done:,} of {_text(row.n_steps, ',')}"
+    steps = f"{row.n_steps_done:,} of {number_text(row.n_steps, ',')}"
     return steps if row.is_finished else f"{steps}, unfinished"
 
 

@@ -36,14 +36,15 @@ def dynamics(arguments: list[str]) -> None:
     from attnres.analysis.table import rich_tables, to_markdown
     from attnres.train.run_folder import write_atomically
 
-    runs = [run for run in load_runs(folder) if run.rows("probe")]
-    if not runs:
+    runs = load_runs(folder)
+    probed = [run for run in runs if run.rows("probe")]
+    if not probed:
         raise ValueError(f"no run in {folder} has a probe yet")
-    table, words = dynamics_page.columns(runs), "\n".join(dynamics_page.gap_words(runs))
+    table, words = dynamics_page.columns(runs), "\n".join(dynamics_page.words(runs))
     page = f"# Dynamics of {folder.resolve().name}\n\n{to_markdown(table)}\n{words}\n"
     write_atomically(folder / "dynamics.md", page)
     write_atomically(folder / "dynamics.csv", dynamics_page.to_csv(runs))
-    _draw(folder / "dynamics", lambda theme: dynamics_page.dynamics_figure(runs, theme))
+    _draw(folder / "dynamics", lambda theme: dynamics_page.dynamics_figure(probed, theme))
     console = Console()
     console.print(*rich_tables(table, console.width))
     print(f"{words}\npage: {folder / 'dynamics.md'}")

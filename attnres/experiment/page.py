@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from attnres.analysis.table import MINUS, MISSING, Column, rich_columns
+from attnres.analysis.table import MISSING, Column, number_text, rich_columns
 from attnres.analysis.table import to_markdown as table_to_markdown
 from attnres.experiment.paired import Difference
 from attnres.experiment.study import Study
@@ -22,23 +22,23 @@ def columns(study: Study, arms: Sequence[ArmSummary]) -> list[Column]:
     """The table as text, for a page or a terminal."""
     own = [
         Column(title="Arm", cells=[each.arm for each in arms], is_number=False),
-        Column(title="Loss", cells=[_text(each.mean, ".4f") for each in arms]),
-        Column(title="sd", cells=[_text(each.sd, ".4f") for each in arms]),
+        Column(title="Loss", cells=[number_text(each.mean, ".4f") for each in arms]),
+        Column(title="sd", cells=[number_text(each.sd, ".4f") for each in arms]),
         *differences(study, arms),
         Column(title="Seeds", cells=[_seeds(each) for each in arms]),
         Column(title="Rate", cells=[_rate(each) for each in arms]),
         Column(title="Parameters", cells=[f"{each.n_params:,}" for each in arms]),
         Column(title="Of residual", cells=[f"{each.n_residual_params:,}" for each in arms]),
-        Column(title="Tokens/s", cells=[_text(each.tokens_per_s, ",.0f") for each in arms]),
+        Column(title="Tokens/s", cells=[number_text(each.tokens_per_s, ",.0f") for each in arms]),
     ]
     if all(each.paper is None for each in arms):
         return own
     return [
         *own,
-        Column(title="Paper: loss", cells=[_text(each.paper, ".3f") for each in arms]),
+        Column(title="Paper: loss", cells=[number_text(each.paper, ".3f") for each in arms]),
         Column(
             title="Paper: minus standard",
-            cells=[_text(each.paper_difference, "+.3f") for each in arms],
+            cells=[number_text(each.paper_difference, "+z.3f") for each in arms],
         ),
     ]
 
@@ -76,14 +76,10 @@ def to_markdown(study: Study, arms: Sequence[ArmSummary]) -> str:
     return "\n".join([f"# {study.name}", "", table, *notes(study, arms)]) + "\n"
 
 
-def _text(value: float | None, spec: str) -> str:
-    return MISSING if value is None else format(value, spec).replace("-", MINUS)
-
-
 def _difference_text(difference: Difference | None) -> str:
     if difference is None:
         return MISSING
-    mean = _text(difference.mean, "+.4f")
+    mean = number_text(difference.mean, "+z.4f")
     return mean if difference.half_width is None else f"{mean} ± {difference.half_width:.4f}"
 
 

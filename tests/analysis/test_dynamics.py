@@ -89,13 +89,32 @@ def test_the_gap_and_how_it_widens(folder):
 def test_the_command_writes_table_rows_and_figure(folder, capsys):
     status, out, err = call_command("dynamics", [folder], capsys)
     assert (status, err) == (0, "")
-    assert "block less standard, by step: 50: -0.1000, 100: -0.1000." in out
+    less = "\N{MINUS SIGN}0.1000"
+    assert f"block less standard, by step: 50: {less}, 100: {less}." in out
     rows = (folder / "dynamics.csv").read_text().splitlines()
     assert len(rows) == 1 + 3 * 2
     assert rows[0].startswith("run,step,growth")
     assert "| Gradient max/min | 2.222 | 2.222 | 2.222 |" in (folder / "dynamics.md").read_text()
     assert (folder / "dynamics.png").is_file()
     assert (folder / "dynamics-dark.png").is_file()
+
+
+def test_a_run_without_a_probe_is_named_and_no_gap_is_minus_zero(folder, make, capsys):
+    make.edit(folder / "full", lambda rows: [row for row in rows if row["kind"] != "probe"])
+
+    def nearly_standard(rows):
+        for row in rows:
+            if row["kind"] == "validation":
+                row["loss"] += 0.1 - 1e-6
+        return rows
+
+    make.edit(folder / "block", nearly_standard)
+    _, out, _ = call_command("dynamics", [folder], capsys)
+    page = (folder / "dynamics.md").read_text()
+    for text in (out, page):
+        assert "Without a probe yet: full." in text
+        assert "block less standard, by step: 50: +0.0000, 100: +0.0000." in text
+    assert "| full |" not in page
 
 
 def test_a_folder_without_probes_is_refused(make, tmp_path, capsys):
