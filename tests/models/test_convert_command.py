@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import build, plain, randomise_readers, tokens
+from tiny_models import plain, randomise_readers, text_config, tokens
 from tiny_runs import recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnres.cli import main
-from attnres.models import AttnResForCausalLM, convert
+from attnres.models import AttnResCausalLMConfig, AttnResForCausalLM, convert
 from attnres.models.pretrained import load_pretrained, save_whole
 from attnres.train.loop import train
 from attnres.train.tokenizer import byte_tokenizer, for_transformers
@@ -154,6 +154,29 @@ def test_generate_takes_the_folder_of_a_run(call, text, tmp_path):
     status, said, err = call("generate", tmp_path / "run", "bade", "--n-tokens", 3)
     assert (status, err) == (0, "")
     assert said.startswith("bade")
+
+
+@pytest.mark.parametrize("form", ["centered", "sum", "mean"])
+def test_a_run_that_was_trained_as_standard_is_converted(call, text, form):
+    train(recipe(text, "standard", n_steps=2), Path("run"))
+    words = ("run", "--n-blocks", 2, "--form", form, "-o", "out")
+    status, said, err = call("convert", *words)
+    assert (status, err) == (0, "")
+    assert ("largest difference of logits: 0.0\n" in said) == (form == "centered")
+    found, trained = load_pretrained("out"), load_pretrained("run")
+    assert found.model.config.residual["method"] in ("centered", "sum", "attn_res")
+    torch.testing.assert_close(logits(found.model), logits(trained.model))
+    assert torch.equal(logits(found.model), logits(trained.model)) == (form == "centered")
+    tokenizers: Any = found.tokenizer, trained.tokenizer
+    assert tokenizers[0]("bade")["input_ids"] == tokenizers[1]("bade")["input_ids"]
+
+
+def test_a_run_that_is_not_finished_is_refused(call):
+    Path("run").mkdir()
+    Path("run/recipe.json").write_text("{}")
+    words = "the run in run is not finished: it has no model yet"
+    assert_one_line(call("convert", "run", "-o", "out"), words)
+    assert_one_line(call("generate", "run", PROMPT), words)
 
 
 def edit(file: Path, **changes: Any) -> None:
@@ -294,10 +317,11 @@ def test_another_layout_than_that_of_a_folder_is_refused(call, converted):
     for unit, value in (("--n-blocks", 3), ("--sublayers-per-block", 1)):
         result = call("convert", converted, unit, value, "--form", "sum", "-o", "out")
         assert_one_line(result, "blocks of [3, 3] sublayers", "another layout is another model")
-    save_whole(build(residual="standard"), None, Path("standard"))
-    assert_one_line(call("convert", "standard", "-o", "out"), "'standard' has no form 'centered'")
-    result = call("convert", "standard", "--n-blocks", 2, "-o", "out")
-    assert_one_line(result, "residual method 'standard', which has no blocks")
+    config = AttnResCausalLMConfig(text_config=text_config(), residual="highway")
+    save_whole(AttnResForCausalLM(config), None, Path("other"))
+    assert_one_line(call("convert", "other", "-o", "out"), "'highway' has no form 'centered'")
+    result = call("convert", "other", "--n-blocks", 2, "-o", "out")
+    assert_one_line(result, "residual method 'highway', which has no blocks")
 
 
 def test_an_edited_config_of_a_converted_folder_is_refused(call, converted):
