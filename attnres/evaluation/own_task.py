@@ -9,6 +9,7 @@ Row = dict[str, Any]
 Splits = dict[str, list[Row]]  # "test" is asked; "train", where it is there, gives examples
 Results = Callable[[Row, Sequence[Any]], Mapping[str, float]]
 LIKELIHOOD_VERSION = 2  # 1 asked for answers without a space before them
+GENERATED_VERSION = 2  # 1 let a run write on after an end of text
 
 
 def config(
@@ -62,6 +63,7 @@ def generated(
         process_results=results,
         generation_kwargs={"until": list(until), "max_gen_toks": n_tokens, "do_sample": False},
     )
+    version = f"{version}; {GENERATED_VERSION}"
     return Task(name=name, spec=spec, version=version, **more)
 
 

@@ -55,7 +55,10 @@ def load_pretrained(source: str | Path, dtype: str = "auto") -> Pretrained:
             path, dtype=dtype, trust_remote_code=False, use_safetensors=True, **LOADING_SETTINGS
         )
         check_weights(path, info)
-    return Pretrained(model.eval(), _tokenizer(path))
+    tokenizer = _tokenizer(path)
+    if tokenizer is not None and model.generation_config.eos_token_id is None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return Pretrained(model.eval(), tokenizer)
 
 
 def check_saved(source: str | Path) -> None:

@@ -200,11 +200,14 @@ def _steps(
 
 def _save_model(run: Run, tokens: data.TokenData, folder: RunFolder) -> None:
     from safetensors import SafetensorError
+    from transformers import GenerationConfig
 
     path = folder.path / "model"
     try:
         run.engine.export(path, folder.checkpoints)
         tokens.tokenizer.save_pretrained(path)
+        ends = {name: getattr(tokens.tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
+        GenerationConfig(**ends).save_pretrained(path)  # a text ends as those of the training did
     except SafetensorError as error:  # what safetensors makes of a full disk
         raise OSError(f"cannot save {path}: {error}") from error
 

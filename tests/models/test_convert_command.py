@@ -171,6 +171,16 @@ def test_a_run_that_was_trained_as_standard_is_converted(call, text, form):
     assert tokenizers[0]("bade")["input_ids"] == tokenizers[1]("bade")["input_ids"]
 
 
+def test_the_model_of_a_run_ends_its_text_as_the_training_did(text):
+    train(recipe(text, n_steps=1), Path("run"))
+    saved = AutoModelForCausalLM.from_pretrained("run/model").generation_config
+    tokenizer: Any = load_pretrained("run").tokenizer
+    assert (saved.eos_token_id, saved.pad_token_id) == (tokenizer.eos_token_id,) * 2
+    assert tokenizer.eos_token_id is not None
+    edit(Path("run/model/generation_config.json"), eos_token_id=None)  # as runs had it once
+    assert load_pretrained("run").model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
 def test_a_run_that_is_not_finished_is_refused(call):
     Path("run").mkdir()
     Path("run/recipe.json").write_text("{}")
