@@ -163,14 +163,14 @@ def _compare(
 def _compare_pairs(chosen: Any, found: "Sequence[Sequence[Comparison]]", n_models: int) -> None:
     """What the pairs say together, beside the results of the first."""
     from attnres.evaluation.compare import over_pairs
-    from attnres.evaluation.page import PAIRS_NOTE, pairs_columns
+    from attnres.evaluation.page import notes_on_pairs, pairs_columns
 
     together = over_pairs(found)
     if not together:
         return
     place = _results_folder(chosen.folders[0], chosen.output, n_models) / "pairs"
     table = pairs_columns(together)
-    _show(place, f"{len(found)} pairs", table, table, [PAIRS_NOTE])
+    _show(place, f"{len(found)} pairs", table, table, notes_on_pairs(found))
     tasks = [asdict(each) | {"difference": each.difference._asdict()} for each in together]
     models = {"folders": chosen.folders, "against": chosen.against}
     _write_json(place, {**models, "tasks": tasks})

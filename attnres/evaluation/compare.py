@@ -133,6 +133,18 @@ def overall(found: Sequence[Comparison]) -> tuple[float, float, float] | None:
     return mean, mean - half, mean + half
 
 
+def overall_over_pairs(
+    found: Sequence[Sequence[Comparison]],
+) -> paired_runs.Difference | None:
+    """Mean of `overall` over pairs, by the tasks that all have; Student's interval over pairs."""
+    shared = set.intersection(*({each.task for each in pair} for pair in found))
+    means = [overall([each for each in pair if each.task in shared]) for pair in found]
+    gains = [mean[0] for mean in means if mean is not None]
+    if len(gains) < len(found):
+        return None
+    return paired_runs.paired_difference(gains, [0.0] * len(gains))
+
+
 def _matched(n_higher: int, n_lower: int, n: int) -> tuple[float, float]:
     """Interval for matched proportions: Wald's with half a count in each cell.
 

@@ -4,14 +4,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnres.analysis.table import MINUS, MISSING, Column
-from attnres.evaluation.compare import Comparison, OverPairs, overall
+from attnres.analysis.table import MISSING, Column, number_text
+from attnres.evaluation.compare import Comparison, OverPairs, overall, overall_over_pairs
 from attnres.evaluation.scored import Scored
 from attnres.evaluation.task import Task
 
 if TYPE_CHECKING:
     from attnres.evaluation.compare import Difference
+    from attnres.experiment import paired as paired_runs
 
+MEAN_NOTE = "Mean difference over tasks scored from 0 to 1"
 PAIRS_NOTE = (
     "Differences are of the scores of a pair, with Student's interval of 95 % over pairs: they say "
     "what another pair, as of another seed of training, gives in these questions."
@@ -72,7 +74,7 @@ def pairs_columns(found: Sequence[OverPairs]) -> list[Column]:
         Column(title="Metric", cells=[each.metric for each in found], is_number=False),
         Column(title="Score", cells=[_number(each.score) for each in found]),
         Column(title="Against", cells=[_number(each.against) for each in found]),
-        Column(title="Difference", cells=[_over_pairs(each) for each in found]),
+        Column(title="Difference", cells=[_over_pairs(each.difference) for each in found]),
         Column(title="Pairs", cells=[str(each.difference.n_pairs) for each in found]),
     ]
 
@@ -93,8 +95,16 @@ def notes(found: Sequence[Comparison]) -> list[str]:
         )
     if (mean := overall(found)) is not None:
         value, low, high = map(_signed, mean)
-        words.append(f"Mean difference over tasks scored from 0 to 1: {value} ({low} to {high}).")
+        words.append(f"{MEAN_NOTE}: {value} ({low} to {high}).")
     return words
+
+
+def notes_on_pairs(found: Sequence[Sequence[Comparison]]) -> list[str]:
+    """Below a table of several pairs."""
+    mean = overall_over_pairs(found)
+    if mean is None:
+        return [PAIRS_NOTE]
+    return [PAIRS_NOTE, f"{MEAN_NOTE}: {_over_pairs(mean)}."]
 
 
 def _metrics(found: Scored) -> list[str]:
@@ -102,11 +112,11 @@ def _metrics(found: Scored) -> list[str]:
 
 
 def _number(value: float) -> str:
-    return MISSING if math.isnan(value) else f"{value:.3f}".replace("-", MINUS)
+    return MISSING if math.isnan(value) else number_text(value, "z.3f")
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", MINUS)
+    return number_text(value, "+z.3f")
 
 
 def _difference(difference: "Difference") -> str:
@@ -114,6 +124,6 @@ def _difference(difference: "Difference") -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _over_pairs(each: OverPairs) -> str:
-    half = each.difference.half_width
-    return _signed(each.difference.mean) + ("" if half is None else f" ± {half:.3f}")
+def _over_pairs(difference: "paired_runs.Difference") -> str:
+    half = difference.half_width
+    return _signed(difference.mean) + ("" if half is None else f" ± {half:.3f}")

@@ -1,10 +1,20 @@
 """Paired differences: known cases, coverage by simulation, and what may not be compared."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scored_results import scored
 
-from attnres.evaluation.compare import compare, over_pairs, overall, paired, sign_test
+from attnres.evaluation.compare import (
+    compare,
+    over_pairs,
+    overall,
+    overall_over_pairs,
+    paired,
+    sign_test,
+)
+from attnres.evaluation.page import notes_on_pairs
 
 
 @pytest.mark.parametrize(
@@ -122,9 +132,30 @@ def test_over_pairs_the_interval_is_of_the_pairs():
         pairs.append(compare(*(scored("a", each) for each in values)))
         if seed:
             pairs[-1] += compare(*(scored("b", each) for each in values))
+    assert overall_over_pairs(pairs) is None  # a alone is no mean of tasks
     (found,) = over_pairs(pairs)  # only one pair lacks b
     assert (found.task, found.metric, found.higher_is_better) == ("a", "acc", True)
     assert found.score == pytest.approx(1.75 / 3)
     assert found.difference.mean == pytest.approx(0.25)
     assert found.difference.half_width == pytest.approx(4.3027 * 0.25 / 3**0.5, rel=1e-4)
     assert found.difference.n_pairs == 3
+
+
+def test_the_mean_over_tasks_of_pairs_has_the_interval_of_pairs():
+    pairs = []
+    for ours, theirs in [(0.50, 0.25), (0.75, 0.25), (0.50, 0.50)]:
+        pair = []
+        for task, more in (("a", 0.25), ("b", 0.0), ("c", 0.0)):
+            one, two = ([float(i < 4 * x) for i in range(4)] for x in (ours + more, theirs))
+            pair += compare(scored(task, {"acc": one}), scored(task, {"acc": two}))
+        pairs.append(pair)
+    del pairs[1][2]  # one pair lacks c, which then counts in none
+    mean = overall_over_pairs(pairs)
+    assert mean is not None
+    assert mean.mean == pytest.approx(0.25 + 0.125)
+    assert mean.half_width == pytest.approx(4.3027 * 0.25 / 3**0.5, rel=1e-4)
+    assert notes_on_pairs(pairs)[-1] == (
+        "Mean difference over tasks scored from 0 to 1: +0.375 ± 0.621."
+    )
+    even = [[replace(each, difference=each.difference._replace(mean=-1e-9)) for each in pairs[0]]]
+    assert notes_on_pairs(even)[-1].endswith(": +0.000.")
