@@ -33,7 +33,7 @@ def study() -> Study:
             "full": "attn_res",
             "mhc": "mhc",
         },
-        learning_rates=(4e-3, 8e-3, 1.6e-2),
+        learning_rates=(2e-3, 4e-3, 8e-3, 1.6e-2),
         in_order=True,
         beside="scaled",
     )
