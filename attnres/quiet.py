@@ -1,6 +1,7 @@
-"""What others say while they are imported, and a user of a command need not read."""
+"""What others say or leave in a terminal, and a user of a command need not see."""
 
 import logging
+import os
 
 
 def silence_imports() -> None:
@@ -15,3 +16,9 @@ def quiet_transformers() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+
+
+def show_cursor() -> None:
+    """Again, where a bar hid it and its process ends at once."""
+    if os.isatty(1):
+        os.write(1, b"\x1b[?25h")  # ANSI's DECTCEM; plain enough for a signal handler

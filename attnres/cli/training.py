@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from attnres.arguments import fail, flat, parse, show_warnings_in_a_line
 from attnres.cli.ranks import is_first, is_one_of_many
 from attnres.cli.reports import write_page
-from attnres.quiet import silence_imports
+from attnres.quiet import show_cursor, silence_imports
 
 if TYPE_CHECKING:
     from attnres.train.recipe import Recipe
@@ -132,7 +132,8 @@ def _train_apart(recipe: "Recipe", path: Path) -> None:
     try:
         process.join()
     except KeyboardInterrupt:
-        process.join(timeout=2)  # s, to leave the terminal as it was; then it is terminated
+        process.join(timeout=2)  # s, for a child that has not begun; then it is terminated
+        show_cursor()
         raise
     if process.exitcode and process.exitcode < 0:
         name = signal.Signals(-process.exitcode).name
@@ -145,13 +146,11 @@ def _train_apart(recipe: "Recipe", path: Path) -> None:
 def _train_child(recipe: "Recipe", path: Path) -> None:
     show_warnings_in_a_line()
     silence_imports()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an exception is lost in a finaliser
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         _train_with_progress(recipe, path)
     except (ValueError, OSError, FloatingPointError) as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 def _train_with_progress(recipe: "Recipe", path: Path) -> bool:
@@ -182,7 +181,8 @@ class Stop:
 
     def receive(self, signum: int, frame: object) -> None:
         if self._is_asked or not self._has_begun:  # there is nothing to save, or no time
-            raise SystemExit(128 + signum)
+            show_cursor()
+            os._exit(128 + signum)  # an exception is lost in a finaliser
         self._is_asked = True
 
 

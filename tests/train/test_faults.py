@@ -21,7 +21,6 @@ from tiny_runs import (
     write_text,
 )
 
-from attnres.cli.training import Stop
 from attnres.train.loop import train
 from attnres.train.run_folder import RunFolder
 
@@ -98,15 +97,34 @@ def test_a_folder_that_takes_nothing_is_one_line(text, capsys):
     assert err.count("\n") == 1
 
 
-def test_sigterm_ends_the_process_where_nothing_can_be_saved_or_it_comes_twice():
-    stop = Stop()
-    with pytest.raises(SystemExit, match="143"):
-        stop.receive(signal.SIGTERM, None)
-    assert not stop()
-    stop.receive(signal.SIGTERM, None)
-    assert stop()
-    with pytest.raises(SystemExit, match="143"):
-        stop.receive(signal.SIGTERM, None)
+SIGNALLED = """
+import os, signal
+from attnres.cli.training import Stop
+stop = Stop()
+signal.signal(signal.SIGTERM, stop.receive)
+def ask(): os.kill(os.getpid(), signal.SIGTERM)
+class Finaliser:
+    def __del__(self): ask()
+{then}
+print("after the signal", stop())
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "said"),
+    [
+        ("ask()", 143, ""),
+        ("Finaliser()", 143, ""),  # where Python drops an exception
+        ("stop(); ask()", 0, "after the signal True\n"),
+        ("stop(); ask(); ask()", 143, ""),
+    ],
+)
+def test_sigterm_ends_a_process_at_once_before_its_first_step_or_the_second_time(
+    then, status, said
+):
+    command = [sys.executable, "-c", SIGNALLED.format(then=then)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, said, "")
 
 
 OWN = f"""
