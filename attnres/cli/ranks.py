@@ -23,9 +23,7 @@ def fail_once(message: str) -> NoReturn:
     """As `attnres.arguments.fail`; of processes with the same message one alone prints it."""
     if not is_one_of_many():
         fail(message)
-    if _was_said(message):
-        raise SystemExit(2)
-    fail(f"rank {os.environ['RANK']}: {message}")
+    _fail_first(message, f"rank {os.environ['RANK']}: {message}")
 
 
 def fail_if_lost(error: RuntimeError) -> None:
@@ -33,12 +31,17 @@ def fail_if_lost(error: RuntimeError) -> None:
     from attnres.distributed import PipelineError
 
     if isinstance(error, PipelineError):
-        fail_once(str(error))
+        _fail_first(str(error), str(error))  # which names a rank
     if is_one_of_many() and any(word in str(error) for word in LOST):
-        if _was_said("lost"):
-            raise SystemExit(2)
         cause = str(error).strip().splitlines()[0]
-        fail(f"rank {os.environ['RANK']}: another process ended or did not answer: {cause}")
+        words = f"rank {os.environ['RANK']}: another process ended or did not answer: {cause}"
+        _fail_first("lost", words)
+
+
+def _fail_first(message: str, words: str) -> NoReturn:
+    if _was_said(message):
+        raise SystemExit(2)
+    fail(words)
 
 
 def _was_said(message: str) -> bool:

@@ -183,7 +183,8 @@ def test_a_mesh_whose_stage_fails_says_so_once(launch, tmp_path):
     done = launch("a_stage_fails", "run", 4)
     assert done.returncode != 0
     (error,) = errors(done)
-    assert "rank 1 failed in the forward of micro-batch 0 through sublayers 0 to 1" in error
+    words = "rank 1 failed in the forward of micro-batch 0 through sublayers 0 to 1"
+    assert error.startswith(f"attnres: error: {words}")
     assert "FloatingPointError: a wrong number" in error
     assert checkpoint.newest(tmp_path / "runs" / "run" / "checkpoint") is not None
 
