@@ -133,7 +133,7 @@ def _summarise(study: "Study", rows: "Sequence[Row]", out: Path) -> None:
     arms = summary.summarise(study, rows)
     if not arms:
         raise ValueError(f"there are no rows in {out / 'results.csv'}")
-    write_atomically(out / "summary.csv", page.to_csv(arms))
+    write_atomically(out / "summary.csv", page.to_csv(study, arms))
     write_atomically(out / "summary.md", page.to_markdown(study, arms))
     if any(each.difference is not None for each in arms):
         (out / "figures").mkdir(exist_ok=True)

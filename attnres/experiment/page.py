@@ -60,10 +60,10 @@ def rich_table(study: Study, arms: Sequence[ArmSummary]) -> "Table":
     return rich_columns([column for column in every if column.title in IN_A_TERMINAL])
 
 
-def to_csv(arms: Sequence[ArmSummary]) -> str:
-    """One line an arm, numbers in full."""
+def to_csv(study: Study, arms: Sequence[ArmSummary]) -> str:
+    """One line an arm, numbers in full; the last column names the arm that `beside` is from."""
     stream = io.StringIO()
-    rows = [_flat(each) for each in arms]
+    rows = [_flat(each) | {"beside_arm": study.beside or ""} for each in arms]
     writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

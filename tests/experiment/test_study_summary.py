@@ -117,18 +117,20 @@ def test_differences_from_an_arm_that_the_study_names_stand_beside():
     assert "| Minus standard | Minus full | Seeds |" in lines[2]
     assert "Of 4 intervals" in lines[-2]
     assert any(f"| {MISSING} | +0.2000 ± 0.2484 | 3 |" in line for line in lines)
-    (block,) = (r for r in csv.DictReader(io.StringIO(page.to_csv([arms["block"]]))))
+    (block,) = (r for r in csv.DictReader(io.StringIO(page.to_csv(study, [arms["block"]]))))
     assert float(block["beside"]) == pytest.approx(18.1 / 3 - 4.8)
+    assert block["beside_arm"] == "full"
     assert "Minus full" not in page.to_markdown(STUDY, summarise(STUDY, ROWS))
 
 
 def test_the_csv_has_a_line_an_arm_with_numbers_in_full():
-    text = page.to_csv(summarise(STUDY, ROWS))
+    text = page.to_csv(STUDY, summarise(STUDY, ROWS))
     lines = {line["arm"]: line for line in csv.DictReader(io.StringIO(text))}
     assert list(lines) == ["full", "standard", "block"]
     assert float(lines["full"]["mean"]) == by_arm(ROWS)["full"].mean
     assert float(lines["full"]["difference"]) == pytest.approx(-0.2)
     assert lines["standard"]["difference"] == lines["standard"]["half_width_95"] == ""
+    assert lines["full"]["beside_arm"] == ""
 
 
 def test_a_terminal_of_80_letters_cuts_nothing():
